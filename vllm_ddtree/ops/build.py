@@ -12,8 +12,8 @@ from vllm_ddtree.tree import MAX_BUDGET, MAX_DEPTH, TreeBatch
 @triton.jit
 def _make_key(score, depth, rank, parent):
     # Larger keys are taken first: by score, then small depth, rank and parent row.
-    # 32 bits of score, 5 unused, then 6 + 10 + 11 bits of complements.
-    place = ((63 - depth) << 21) | ((1023 - rank) << 11) | (2047 - parent)
+    # 32 bits of score, 5 unused, then the complement of 6 + 10 + 11 bits.
+    place = ((depth << 21) | (rank << 11) | parent) ^ 0x7FFFFFF
     key = (float_to_ordered(score).to(tl.int64) << 32) | place.to(tl.int64)
     # A NaN compares false, so it is as good as -inf.
     return tl.where(score > float("-inf"), key, -(2**63))
@@ -26,17 +26,17 @@ def _key_score(key):
 
 @triton.jit
 def _key_depth(key):
-    return 63 - ((key >> 21) & 63).to(tl.int32)
+    return ((key >> 21) & 63).to(tl.int32) ^ 63
 
 
 @triton.jit
 def _key_rank(key):
-    return 1023 - ((key >> 11) & 1023).to(tl.int32)
+    return ((key >> 11) & 1023).to(tl.int32) ^ 1023
 
 
 @triton.jit
 def _key_parent(key):
-    return 2047 - (key & 2047).to(tl.int32)
+    return (key & 2047).to(tl.int32) ^ 2047
 
 
 @triton.jit

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Top-k log-probabilities in two stages: blocks of the vocabulary, then a merge.
+
+A block of the vocabulary and a rank's shard of it are summarised alike (top-k values,
+their ids, log-sum-exp), so the same merge joins the blocks of a shard and the shards
+of a vocabulary.
+"""
+
+import torch
+from vllm.triton_utils import tl, triton
+
+from vllm_ddtree.ops.reference.top_k import local_top_k as local_top_k_reference
+from vllm_ddtree.ops.reference.top_k import merge_top_k as merge_top_k_reference
+from vllm_ddtree.ops.reference.top_k import top_k_log_probs as top_k_log_probs_reference
+from vllm_ddtree.ops.sort_keys import float_to_ordered, ordered_to_float
+from vllm_ddtree.tree import MAX_BUDGET
+
+_BLOCK_VOCAB = 4096
+
+
+@triton.jit
+def _make_key(value, token_id):
+    # Larger keys come first: by value, then by lower id; no token is the smallest.
+    place = (token_id ^ 0x7FFFFFFF).to(tl.int64)
+    key = (float_to_ordered(value).to(tl.int64) << 32) | place
+    return tl.where(token_id >= 0, key, -(2**63))
+
+
+@triton.jit
+def _key_value(key):
+    value = ordered_to_float((key >> 32).to(tl.int32))
+    return tl.where(key == -(2**63), float("-inf"), value)
+
+
+@triton.jit
+def _key_id(key):
+    token_id = (key & 0x7FFFFFFF).to(tl.int32) ^ 0x7FFFFFFF
+    return tl.where(key == -(2**63), -1, token_id)
+
+
+@triton.jit
+def _log_sum_exp(x):
+    top = tl.max(x, axis=1)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return shift + tl.log(tl.sum(tl.exp(x - shift[:, None]), axis=1))
+
+
+@triton.jit
+def _local_top_k_kernel(
+    # [num_rows, shard_size]
+    logits_ptr,
+    logits_stride,
+    # [num_rows, num_blocks, 2 * K + 1]
+    packed_ptr,
+    num_rows,
+    shard_size,
+    vocab_start,
+    num_blocks,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_VOCAB: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    block_idx = tl.program_id(1)
+    cols = block_idx * BLOCK_VOCAB + tl.arange(0, BLOCK_VOCAB)
+    in_shard = (cols < shard_size)[None, :]
+    mask = (rows < num_rows)[:, None] & in_shard
+    logits = tl.load(
+        logits_ptr + rows[:, None] * logits_stride + cols[None, :],
+        mask=mask,
+        other=float("-inf"),
+    ).to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    logits = tl.where(logits == 0.0, 0.0, logits)
+    token_ids = tl.where(in_shard, vocab_start + cols[None, :], -1)
+    top = tl.topk(_make_key(logits, token_ids), BLOCK_K)
+
+    packed_ptr += (rows * num_blocks + block_idx)[:, None] * (2 * K + 1)
+    ranks = tl.arange(0, BLOCK_K)[None, :]
+    mask = (rows < num_rows)[:, None] & (ranks < K)
+    tl.store(packed_ptr + ranks, _key_value(top), mask=mask)
+    ids = _key_id(top).to(tl.float32, bitcast=True)
+    tl.store(packed_ptr + K + ranks, ids, mask=mask)
+    log_z = _log_sum_exp(logits)[:, None]
+    tl.store(packed_ptr + 2 * K, log_z, mask=(rows < num_rows)[:, None])
+
+
+@triton.jit
+def _merge_top_k_kernel(
+    # [num_rows, num_shards, 2 * K + 1]
+    packed_ptr,
+    # [draft_vocab_size]
+    token_map_ptr,
+    # [num_rows, K]
+    tokens_ptr,
+    # [num_rows, K]
+    log_probs_ptr,
+    # [num_rows, 2 * K + 1]
+    merged_ptr,
+    num_rows,
+    num_shards,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_SHARDS: tl.constexpr,
+    HAS_TOKEN_MAP: tl.constexpr,
+    PACK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_rows = (rows < num_rows)[:, None]
+    shard_ptr = packed_ptr + (rows * num_shards)[:, None] * (2 * K + 1)
+    shards = tl.arange(0, BLOCK_SHARDS)[None, :]
+    log_z = tl.load(
+        shard_ptr + shards * (2 * K + 1) + 2 * K,
+        mask=in_rows & (shards < num_shards),
+        other=float("-inf"),
+    )
+    log_z = _log_sum_exp(log_z)[:, None]
+
+    # The best so far descends and the next shard is read ascending: the larger of
+    # each pair are the best of both, in bitonic order.
+    ranks = tl.arange(0, BLOCK_K)[None, :]
+    backwards = BLOCK_K - 1 - ranks
+    top = tl.full([BLOCK_ROWS, BLOCK_K], -(2**63), dtype=tl.int64)
+    for _ in range(0, num_shards):
+        mask = in_rows & (backwards < K)
+        values = tl.load(shard_ptr + backwards, mask=mask, other=float("-inf"))
+        ids = tl.load(shard_ptr + K + backwards, mask=mask, other=0.0)
+        ids = tl.where(mask, ids.to(tl.int32, bitcast=True), -1)
+        top = tl.maximum(top, _make_key(values, ids))
+        top = tl.bitonic_merge(top, descending=True)
+        shard_ptr += 2 * K + 1
+
+    values = _key_value(top)
+    token_ids = _key_id(top)
+    mask = in_rows & (ranks < K)
+    if PACK:
+        merged_ptr += rows[:, None] * (2 * K + 1)
+        tl.store(merged_ptr + ranks, values, mask=mask)
+        ids = token_ids.to(tl.float32, bitcast=True)
+        tl.store(merged_ptr + K + ranks, ids, mask=mask)
+        tl.store(merged_ptr + 2 * K, log_z, mask=in_rows)
+    else:
+        tokens = token_ids.to(tl.int64)
+        if HAS_TOKEN_MAP:
+            is_token = mask & (token_ids >= 0)
+            tokens = tl.load(token_map_ptr + tokens, mask=is_token, other=-1)
+        log_probs = tl.where(values == float("-inf"), values, values - log_z)
+        out = rows[:, None] * K + ranks
+        tl.store(tokens_ptr + out, tokens, mask=mask)
+        tl.store(log_probs_ptr + out, log_probs, mask=mask)
+
+
+def _summarise_blocks(logits: torch.Tensor, k: int, vocab_start: int) -> torch.Tensor:
+    """Summary `[num_rows, num_blocks, 2 * k + 1]` of each block of the vocabulary."""
+    assert logits.stride(-1) == 1
+    num_rows, shard_size = logits.shape
+    block_k = triton.next_power_of_2(k)
+    block_vocab = min(_BLOCK_VOCAB, triton.next_power_of_2(shard_size))
+    block_vocab = max(block_vocab, block_k)
+    num_blocks = triton.cdiv(shard_size, block_vocab)
+    block_rows = max(1, _BLOCK_VOCAB // block_vocab)
+    packed = logits.new_empty(num_rows, num_blocks, 2 * k + 1, dtype=torch.float32)
+    _local_top_k_kernel[(triton.cdiv(num_rows, block_rows), num_blocks)](
+        logits,
+        logits.stride(0),
+        packed,
+        num_rows,
+        shard_size,
+        vocab_start,
+        num_blocks,
+        K=k,
+        BLOCK_K=block_k,
+        BLOCK_ROWS=block_rows,
+        BLOCK_VOCAB=block_vocab,
+        num_warps=8,
+    )
+    return packed
+
+
+def _launch_merge(
+    packed: torch.Tensor,
+    k: int,
+    token_map: torch.Tensor | None,
+    tokens: torch.Tensor | None,
+    log_probs: torch.Tensor | None,
+    merged: torch.Tensor | None,
+) -> None:
+    num_rows, num_shards, _ = packed.shape
+    block_k = triton.next_power_of_2(k)
+    # Small k leaves most of a warp idle, so a program takes several rows.
+    block_rows = max(1, 64 // block_k)
+    _merge_top_k_kernel[(triton.cdiv(num_rows, block_rows),)](
+        packed,
+        token_map,
+        tokens,
+        log_probs,
+        merged,
+        num_rows,
+        num_shards,
+        K=k,
+        BLOCK_K=block_k,
+        BLOCK_ROWS=block_rows,
+        BLOCK_SHARDS=triton.next_power_of_2(num_shards),
+        HAS_TOKEN_MAP=token_map is not None,
+        PACK=merged is not None,
+        num_warps=max(1, block_k // 256),
+    )
+
+
+def _check_k(k: int) -> None:
+    if not 1 <= k <= MAX_BUDGET:
+        raise ValueError(f"k={k} is not in 1..{MAX_BUDGET}")
+
+
+def local_top_k(
+    # [num_rows, shard_size] any float dtype
+    logits: torch.Tensor,
+    k: int,
+    vocab_start: int,
+    *,
+    use_kernel: bool = False,
+) -> torch.Tensor:
+    """Summarise a vocabulary shard: `[num_rows, 2 * k + 1]` float32 for one gather.
+
+    Values descending, then their token ids (int32 bits), then the log-sum-exp of the
+    shard. Equal logits are ordered by lower id; NaN counts as -inf. A shard smaller
+    than k is padded with -inf and id -1. Copy the result only: as floats the ids are
+    denormals and NaNs.
+    No host sync; safe under CUDA graph capture. CPU tensors take the reference
+    unless `use_kernel`.
+    """
+    _check_k(k)
+    if logits.device.type == "cpu" and not use_kernel:
+        return local_top_k_reference(logits, k, vocab_start)
+    packed = _summarise_blocks(logits, k, vocab_start)
+    if packed.shape[1] == 1:
+        return packed[:, 0]
+    merged = packed.new_empty(packed.shape[0], 2 * k + 1)
+    _launch_merge(packed, k, None, None, None, merged)
+    return merged
+
+
+def merge_top_k(
+    # [num_rows, num_shards, 2 * k + 1] float32, from local_top_k
+    packed: torch.Tensor,
+    k: int,
+    # [draft_vocab_size] target id of each draft id
+    token_map: torch.Tensor | None = None,
+    *,
+    use_kernel: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Top-k of the whole vocabulary from the summaries of its shards.
+
+    Returns `tokens` [num_rows, k] int64 and `log_probs` [num_rows, k] float32,
+    descending, equal logits ordered by lower id, normalised in float32 over the full
+    vocabulary; places that no shard could fill hold -1 and -inf. The order does not
+    depend on the number of shards. `token_map` renames the tokens at the very end.
+    No host sync; safe under CUDA graph capture. CPU tensors take the reference
+    unless `use_kernel`.
+    """
+    _check_k(k)
+    if packed.device.type == "cpu" and not use_kernel:
+        return merge_top_k_reference(packed, k, token_map)
+    assert packed.is_contiguous()
+    num_rows = packed.shape[0]
+    tokens = packed.new_empty(num_rows, k, dtype=torch.int64)
+    log_probs = packed.new_empty(num_rows, k)
+    _launch_merge(packed, k, token_map, tokens, log_probs, None)
+    return tokens, log_probs
+
+
+def top_k_log_probs(
+    # [num_rows, vocab_size] any float dtype
+    logits: torch.Tensor,
+    k: int,
+    # [draft_vocab_size] target id of each draft id
+    token_map: torch.Tensor | None = None,
+    *,
+    use_kernel: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Top-k of an unsplit vocabulary, as `merge_top_k` of one shard."""
+    _check_k(k)
+    if logits.device.type == "cpu" and not use_kernel:
+        return top_k_log_probs_reference(logits, k, token_map)
+    packed = _summarise_blocks(logits, k, vocab_start=0)
+    return merge_top_k(packed, k, token_map, use_kernel=use_kernel)
