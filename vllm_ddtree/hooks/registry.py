@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of every change this package makes to vLLM, as data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One function of vLLM that is replaced by a wrapper of ours.
+
+    Names are ``module:attribute``, the attribute dotted for a method.
+    """
+
+    id: str
+    target: str
+    """The function of vLLM that is replaced."""
+    bind_sites: tuple[str, ...]
+    """Every place that holds a reference to it, the defining module first."""
+    body: str
+    """Factory ``wrap(original) -> replacement`` in this folder."""
+    stage: str
+    """``front_end``: when the plugin loads. ``worker``: when an engine that was
+    configured with method ``ddtree`` builds its workers."""
+    why: str
+    patch: str
+    """The upstream patch that makes the hook unnecessary."""
+    native: str
+    """Exists in a vLLM that has the patch; the hook is then not installed."""
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        id="speculative-method",
+        target="vllm.engine.arg_utils:EngineArgs.create_speculative_config",
+        bind_sites=("vllm.engine.arg_utils:EngineArgs.create_speculative_config",),
+        body="vllm_ddtree.hooks.engine_args:wrap_create_speculative_config",
+        stage="front_end",
+        why="SpeculativeConfig.method is a closed list without 'ddtree'.",
+        patch="0001-registry-for-speculative-methods.patch",
+        native="vllm.v1.spec_decode.registry:register_speculative_method",
+    ),
+    Hook(
+        id="speculator",
+        target="vllm.v1.worker.gpu.spec_decode:init_speculator",
+        bind_sites=(
+            "vllm.v1.worker.gpu.spec_decode:init_speculator",
+            "vllm.v1.worker.gpu.model_runner:init_speculator",
+        ),
+        body="vllm_ddtree.hooks.runner:wrap_init_speculator",
+        stage="worker",
+        why="Speculators are chosen by a chain of ifs over known methods.",
+        patch="0001-registry-for-speculative-methods.patch",
+        native="vllm.v1.spec_decode.registry:register_speculative_method",
+    ),
+    Hook(
+        id="cpu-attention-backend",
+        target="vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls",
+        bind_sites=("vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls",),
+        body="vllm_ddtree.hooks.cpu_platform:wrap_get_attn_backend_cls",
+        stage="worker",
+        why="On a CPU vLLM ignores the selected attention backend, CUSTOM included.",
+        patch="0003-honour-a-custom-attention-backend-on-cpu.patch",
+        native="vllm.platforms.cpu:CpuPlatform.supports_custom_attention",
+    ),
+)
+
+DEPENDS_ON: tuple[str, ...] = (
+    "vllm.config.vllm:VllmConfig.num_lookahead_tokens",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.load_model",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_inputs",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
+    "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_attn",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.apply_sampling_params",
+    "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.__init__",
+    "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.propose",
+    "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator._generate_draft",
+    "vllm.v1.worker.gpu.spec_decode.dflash.speculator:prepare_dflash_inputs",
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__",
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler:"
+    "RejectionSampler._verify_in_chunks",
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify",
+)
+"""Functions of vLLM that the package does not replace but whose behaviour it
+builds on; they are part of the fingerprint."""

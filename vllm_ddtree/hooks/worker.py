@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaded by vLLM in every worker of a ddtree engine, before the worker is built."""
+
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from vllm_ddtree.hooks import patcher
+
+patcher.install("worker")
+register_backend(
+    AttentionBackendEnum.CUSTOM, "vllm_ddtree.attention.TreeAttentionBackend"
+)
+
+
+class WorkerExtension:
+    """vLLM's ``worker_extension_cls``; importing this module is its purpose."""

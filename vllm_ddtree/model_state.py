@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the runner asks how to prepare, verify and commit a batch of trees."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_ddtree.attention import TreeAttentionBackend
+from vllm_ddtree.kv_commit import KVCommitter, KVPlanes
+from vllm_ddtree.ops.verify_inputs import prepare_verify_inputs
+from vllm_ddtree.state import TreeState
+from vllm_ddtree.verifier import TreeVerifier
+
+if TYPE_CHECKING:
+    from vllm_ddtree.speculator import DDTreeSpeculator
+
+
+class TreeModelState(DefaultModelState):
+    """vLLM's model state for a target that verifies trees."""
+
+    speculator: ClassVar["DDTreeSpeculator"]
+
+    @property
+    def tree_state(self) -> TreeState:
+        return self.speculator.state
+
+    def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
+        spec_config = self.vllm_config.speculative_config
+        verifier = TreeVerifier(sampler, spec_config, self.device, self.tree_state)
+        return sampler, verifier
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        super().add_request(req_index, new_req_data)
+        self.tree_state.add_request(req_index, new_req_data.sampling_params)
+
+    def apply_staged_writes(self) -> None:
+        super().apply_staged_writes()
+        self.tree_state.apply_staged_writes()
+
+    def initialize_kv_cache(
+        self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
+    ) -> None:
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        planes = []
+        for group_id, group in enumerate(kv_cache_config.kv_cache_groups):
+            kv_caches = [
+                layers[name].kv_cache
+                for name in group.layer_names
+                if layers[name].get_attn_backend() is TreeAttentionBackend
+            ]
+            if kv_caches:
+                planes.append(KVPlanes.of_layers(group_id, kv_caches))
+        self.speculator.committer = KVCommitter(planes, block_tables)
+
+    def preprocess_state(
+        self,
+        input_batch: InputBatch,
+        block_tables: tuple[torch.Tensor, ...],
+        kv_cache_config: KVCacheConfig,
+        num_computed_tokens: torch.Tensor,
+    ) -> None:
+        super().preprocess_state(
+            input_batch, block_tables, kv_cache_config, num_computed_tokens
+        )
+        # Slot mappings were computed before: KV stays in storage order.
+        state = self.tree_state
+        prepare_verify_inputs(
+            state.tree,
+            state.tree_slots,
+            input_batch.positions,
+            input_batch.idx_mapping,
+            input_batch.query_start_loc,
+            input_batch.cu_num_logits,
+            self.speculator.req_states.prefill_len.gpu,
+        )
+
+    def prepare_attn(
+        self,
+        input_batch: InputBatch,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: tuple[torch.Tensor, ...],
+        slot_mappings: torch.Tensor,
+        attn_groups: list[list[AttentionGroup]],
+        kv_cache_config: KVCacheConfig,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        for group in (group for groups in attn_groups for group in groups):
+            if group.backend is TreeAttentionBackend:
+                for builder in group.metadata_builders:
+                    builder.tree_state = self.tree_state
+        return super().prepare_attn(
+            input_batch,
+            cudagraph_mode,
+            block_tables,
+            slot_mappings,
+            attn_groups,
+            kv_cache_config,
+            **kwargs,
+        )

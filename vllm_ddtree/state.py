@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state that drafting, verification and commit of one engine share."""
+
+from dataclasses import dataclass
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
+
+from vllm_ddtree.tree import MAX_BUDGET, TreeBatch
+
+
+@dataclass
+class WalkResult:
+    """The accepted path of every request of a step."""
+
+    # [num_reqs, max_depth] int32, accepted rows, padding -1
+    path: torch.Tensor
+    # [num_reqs] int32, accepted rows and the bonus token; 0 while prefilling
+    num_sampled: torch.Tensor
+
+
+class TreeState:
+    """Trees by request slot, and what the target's forward must know about them."""
+
+    def __init__(
+        self, max_num_reqs: int, budget: int, max_depth: int, device: torch.device
+    ) -> None:
+        self.max_depth = max_depth
+        self.tree = TreeBatch.allocate(max_num_reqs, budget, device)
+        # [max_num_reqs] int32: batch row -> slot of the tree in its query rows; -1
+        # for a prefill, a row without drafts and graph padding, which all are causal.
+        # Read by captured graphs, rewritten every step.
+        self.tree_slots = torch.full(
+            (max_num_reqs,), -1, dtype=torch.int32, device=device
+        )
+        # [max_num_reqs] by slot: 1 makes the request's tree a chain.
+        self.max_rank = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
+        self.walk: WalkResult | None = None
+
+    def add_request(self, req_state_idx: int, params: SamplingParams | None) -> None:
+        """Give a slot to a new request; its tree is a bare root until it drafts."""
+        needs_chain = params is not None and chain_reason(params) is not None
+        self.max_rank.np[req_state_idx] = 1 if needs_chain else MAX_BUDGET
+
+    def apply_staged_writes(self) -> None:
+        self.max_rank.copy_to_uva()
+
+
+def chain_reason(params: SamplingParams) -> str | None:
+    """Why a request's drafts must form a chain, or None where they may branch.
+
+    These options make a token's distribution depend on the drafts before it in ways
+    that vLLM computes for a chain of rows.
+    """
+    if params.structured_outputs is not None:
+        return "structured_outputs"
+    if params.thinking_token_budget is not None:
+        return "thinking_token_budget"
+    if params.bad_words_token_ids:
+        return "bad_words"
+    if (
+        params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+    ):
+        return "penalties"
+    return None
