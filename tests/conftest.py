@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Set-up shared by all tests: the CPU environment, markers, times per file."""
 
+import importlib.util
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import torch
+
+# Installed by `make venv` where there is no GPU. Before torch and vLLM are imported.
+if importlib.util.find_spec("ddtree_cpu_engine"):
+    from ddtree_cpu_engine import environment
+
+    environment.configure()
+
+import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_TARGET = ROOT / ".models" / "SmolLM2-135M-Instruct"
@@ -13,11 +21,6 @@ REAL_DRAFT = ROOT / "models" / "smollm2-135m-dflash"
 TINY_PAIRS = ROOT / "tests" / "assets"
 
 HAS_CUDA = torch.cuda.is_available()
-if not HAS_CUDA:
-    # Before any test module imports vLLM.
-    from ddtree_cpu_engine import environment
-
-    environment.configure()
 
 SECONDS_PER_FILE: dict[str, float] = defaultdict(float)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place that sets the environment in which vLLM runs on a CPU here.
 
-Call `configure` before vLLM is imported. Worker processes inherit the result.
+Call `configure` before torch and vLLM are imported. Worker processes inherit the result.
 """
 
 import os
@@ -18,6 +18,8 @@ CPU_ENVIRONMENT = MappingProxyType(
         "VLLM_CPU_KVCACHE_SPACE": "1",
         # Binding threads to cores slows several engines on a few shared cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # A step is many small operations; spinning threads starve the others.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_NO_USAGE_STATS": "1",
         # Everything is read from local folders; a hub look-up would only wait.
         "HF_HUB_OFFLINE": "1",

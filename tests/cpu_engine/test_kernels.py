@@ -14,6 +14,9 @@ from vllm.triton_utils import dispatcher
 GUMBEL = "vllm.v1.worker.gpu.sample.gumbel"
 LOGPROB = "vllm.v1.worker.gpu.sample.logprob"
 TOPK_TOPP = "vllm.v1.sample.ops.topk_topp_triton._topk_topp_kernel"
+DFLASH_INPUTS = (
+    "vllm.v1.worker.gpu.spec_decode.dflash.speculator._prepare_dflash_inputs_kernel"
+)
 REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
 # Not a multiple of any block size, so that the last block is masked.
@@ -388,3 +391,59 @@ def test_resample_kernel_with_draft_logits() -> None:
             rtol=1e-4,
             atol=1e-4,
         )
+
+
+@pytest.mark.parametrize("sample_from_anchor", [False, True])
+def test_prepare_dflash_inputs_kernel(sample_from_anchor: bool) -> None:
+    num_query_per_req = 4 if not sample_from_anchor else 3
+    max_num_reqs, max_num_tokens = 5, 40
+
+    def make_args() -> dict[str, Any]:
+        outputs = {
+            "input_ids": untouched(max_num_tokens, dtype=torch.int32),
+            "query_positions": untouched(max_num_tokens, dtype=torch.int64),
+            "query_start_loc": untouched(max_num_reqs + 1, dtype=torch.int32),
+            "seq_lens": untouched(max_num_reqs, dtype=torch.int32),
+            "query_slot_mapping": untouched(max_num_tokens, dtype=torch.int64),
+            "context_positions": untouched(max_num_tokens, dtype=torch.int64),
+            "context_slot_mapping": untouched(max_num_tokens, dtype=torch.int64),
+            "sample_indices": untouched(max_num_reqs * 3, dtype=torch.int64),
+            "sample_pos": untouched(max_num_reqs * 3, dtype=torch.int64),
+            "sample_idx_mapping": untouched(max_num_reqs * 3, dtype=torch.int64),
+            "temperature": untouched(max_num_reqs),
+            "seeds": untouched(max_num_reqs, dtype=torch.int64),
+        }
+        # The second request reads a null block and runs past the model length; the
+        # third is a prefill chunk, which has sampled nothing.
+        block_table = torch.tensor([[3, 4, 0], [6, 0, 0], [8, 9, 10]]).to(torch.int32)
+        return {
+            **{f"out_{name}_ptr": tensor for name, tensor in outputs.items()},
+            "target_positions_ptr": torch.tensor([3, 4, 5, 6, 12, 13, 0, 1, 2, 3, 4]),
+            "target_query_start_loc_ptr": torch.tensor(
+                [0, 4, 6, 11], dtype=torch.int32
+            ),
+            "idx_mapping_ptr": torch.tensor([4, 0, 2], dtype=torch.int32),
+            "last_sampled_ptr": torch.tensor([[50], [51], [52], [53], [54]]),
+            "next_prefill_tokens_ptr": torch.arange(60, 65, dtype=torch.int32),
+            "num_sampled_ptr": torch.tensor([2, 1, 0], dtype=torch.int32),
+            "num_rejected_ptr": torch.tensor([2, 0, 0], dtype=torch.int32),
+            "temperature_ptr": torch.arange(max_num_reqs) * 0.25,
+            "seeds_ptr": torch.arange(max_num_reqs) * 7,
+            "block_table_ptr": block_table,
+            "block_table_stride": block_table.stride(0),
+            "parallel_drafting_token_id": 16,
+            "block_size": 8,
+            "num_query_per_req": num_query_per_req,
+            "num_speculative_steps": 3,
+            "max_num_reqs": max_num_reqs,
+            "max_num_tokens": max_num_tokens,
+            "max_model_len": 16,
+            "cp_rank": 0,
+            "SAMPLE_FROM_ANCHOR": sample_from_anchor,
+            "PAD_SLOT_ID": -1,
+            "CP_SIZE": 1,
+            "CP_INTERLEAVE": 1,
+            "BLOCK_SIZE": 8,
+        }
+
+    assert_same(DFLASH_INPUTS, (3, 2), make_args)

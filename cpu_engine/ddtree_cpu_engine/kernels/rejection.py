@@ -34,7 +34,9 @@ def compute_local_logits_stats_kernel(
 ) -> None:
     temps = temp_ptr.to(torch.float32).numpy()
     steps = expanded_local_pos_ptr.tolist()
-    for logit_idx, req_state_idx in enumerate(expanded_idx_mapping_ptr.tolist()):
+    num_logits = target_local_max_ptr.shape[0]
+    idx_mapping = expanded_idx_mapping_ptr[:num_logits].tolist()
+    for logit_idx, req_state_idx in enumerate(idx_mapping):
         step = steps[logit_idx]
         if step >= num_speculative_steps:
             continue

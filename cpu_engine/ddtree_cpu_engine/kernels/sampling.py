@@ -12,6 +12,11 @@ from .blocks import block_argmax, float_row
 from .noise import gumbel_noise
 
 
+def _rows(logits: torch.Tensor, expanded_idx_mapping: torch.Tensor) -> list[int]:
+    """The request of each row; the mapping may be padded for a captured graph."""
+    return expanded_idx_mapping[: logits.shape[0]].tolist()
+
+
 def temperature_kernel(
     logits_ptr: torch.Tensor,
     logits_stride: int,
@@ -21,7 +26,9 @@ def temperature_kernel(
     BLOCK_SIZE: int,
 ) -> None:
     temperature = temperature_ptr.numpy()
-    for token_idx, req_state_idx in enumerate(expanded_idx_mapping_ptr.tolist()):
+    for token_idx, req_state_idx in enumerate(
+        _rows(logits_ptr, expanded_idx_mapping_ptr)
+    ):
         temp = np.float32(temperature[req_state_idx])
         if temp not in (0.0, 1.0):
             row = logits_ptr[token_idx, :vocab_size]
@@ -37,7 +44,9 @@ def min_p_kernel(
     BLOCK_SIZE: int,
 ) -> None:
     min_p = min_p_ptr.numpy()
-    for token_idx, req_state_idx in enumerate(expanded_idx_mapping_ptr.tolist()):
+    for token_idx, req_state_idx in enumerate(
+        _rows(logits_ptr, expanded_idx_mapping_ptr)
+    ):
         if min_p[req_state_idx] == 0.0:
             continue
         row = logits_ptr[token_idx, :vocab_size]
@@ -64,7 +73,9 @@ def penalties_kernel(
 ) -> None:
     token_ids = token_ids_ptr.numpy()
     local_pos = expanded_local_pos_ptr.tolist()
-    for token_idx, req_state_idx in enumerate(expanded_idx_mapping_ptr.tolist()):
+    for token_idx, req_state_idx in enumerate(
+        _rows(logits_ptr, expanded_idx_mapping_ptr)
+    ):
         repetition, frequency, presence = (
             np.float32(penalty.numpy()[req_state_idx])
             for penalty in (
@@ -121,7 +132,9 @@ def gumbel_sample_kernel(
     PER_TOKEN_COL: bool,
 ) -> None:
     positions = pos_ptr.tolist()
-    for token_idx, req_state_idx in enumerate(expanded_idx_mapping_ptr.tolist()):
+    for token_idx, req_state_idx in enumerate(
+        _rows(logits_ptr, expanded_idx_mapping_ptr)
+    ):
         is_valid = req_state_idx >= 0
         if logits_cache_ptr is not None and is_valid:
             assert logits_cache_col_ptr is not None
