@@ -190,4 +190,6 @@ def _check_ancestors(tree: TreeBatch, slot: int, num_nodes: int) -> None:
             (word % 2**WORD_BITS) << (WORD_BITS * i) for i, word in enumerate(words)
         )
         if seen != closure[row]:
-            raise ValueError(f"slot {slot}: row {row} sees {seen:#x}, not its ancestors")
+            raise ValueError(
+                f"slot {slot}: row {row} sees {seen:#x}, not its ancestors"
+            )
