@@ -108,14 +108,13 @@ def create_ddtree_config(
     # vLLM reserves KV slots by num_speculative_tokens, and the draft block needs its
     # own: a budget below the block is therefore a schedule below that number.
     capacity = max(budget, num_draft_steps)
-    if {nodes for *_, nodes in schedule} == {capacity}:
-        schedule = None
+    is_constant = {nodes for *_, nodes in schedule} == {capacity}
     spec = DDTreeSpeculativeConfig(
         **options
         | {
             "method": "dflash",
             "num_speculative_tokens": capacity,
-            "num_speculative_tokens_per_batch_size": schedule,
+            "num_speculative_tokens_per_batch_size": None if is_constant else schedule,
             "num_draft_steps": num_draft_steps,
             "target_model_config": target_model_config,
             "target_parallel_config": target_parallel_config,

@@ -34,6 +34,7 @@ class DDTreeSpeculator(DFlashSpeculator):
     """
 
     _speculator_name = "DDTree"
+    vllm_config: VllmConfig
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
@@ -68,10 +69,8 @@ class DDTreeSpeculator(DFlashSpeculator):
                 "Speculative method 'ddtree' does not support targets with their own "
                 f"model state ({base.__name__}) yet; use method 'dflash'."
             )
-        model_state_cls = type(
-            "TreeModelState", (TreeModelState,), {"speculator": self}
-        )
-        target_model.get_model_state_cls = lambda: model_state_cls
+        bound = type("TreeModelState", (TreeModelState,), {"speculator": self})
+        target_model.get_model_state_cls = lambda: bound
         return model
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:

@@ -34,9 +34,7 @@ def check_engine(
 
 def _engine_reasons(args: EngineArgs) -> Iterator[str]:
     if envs.VLLM_USE_V2_MODEL_RUNNER is False:
-        yield (
-            "needs Model Runner V2, but VLLM_USE_V2_MODEL_RUNNER=0; unset that variable."
-        )
+        yield ("needs Model Runner V2, but VLLM_USE_V2_MODEL_RUNNER=0; unset it.")
     backend = getattr(args.attention_backend, "name", args.attention_backend)
     if backend is None:
         backend = getattr(args.attention_config.backend, "name", None)
