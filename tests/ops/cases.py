@@ -121,6 +121,10 @@ def stale_tree(
     return tree
 
 
+def move_tree(tree: TreeBatch, device: str) -> TreeBatch:
+    return TreeBatch(**{name: t.to(device) for name, t in vars(tree).items()})
+
+
 def copy_tree(tree: TreeBatch) -> TreeBatch:
     return TreeBatch(**{name: tensor.clone() for name, tensor in vars(tree).items()})
 
@@ -161,7 +165,7 @@ def draw_tree(
             tree.scores[slot, row - 1] = -float(row)
             depths.append(depths[parent] + 1)
         tree.num_nodes[slot] = len(depths) - 1
-    return TreeBatch(**{name: tensor.to(device) for name, tensor in vars(tree).items()})
+    return move_tree(tree, device)
 
 
 def closure_of(parents: list[int], width: int) -> torch.Tensor:

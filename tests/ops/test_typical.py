@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import torch
-from cases import draw_tree, property_of, small_or
+from cases import draw_tree, move_tree, property_of, small_or
 from hypothesis import strategies as st
 from test_walk import draw_rows, path_to
 
@@ -110,7 +110,7 @@ def walk_by_brute_force(
 
 def draw_verified(device, rng, vocab_size: int, is_greedy_share: float):
     """A tree, its truncated logits, and the arguments of the walks."""
-    tree = draw_tree(rng, NUM_REQS + 1, small_or(rng, 24, 128), vocab_size, device)
+    tree = draw_tree(rng, NUM_REQS + 1, small_or(rng, 24, 128), vocab_size, "cpu")
     slots, num_rows = draw_rows(rng, tree, NUM_REQS)
     num_logits = sum(num_rows)
     logits = draw_logits(rng, num_logits, vocab_size)
@@ -122,6 +122,7 @@ def draw_verified(device, rng, vocab_size: int, is_greedy_share: float):
     log_z = truncate_typical(logits, 0.09, 0.3, is_greedy)
     drawn = logits.argmax(-1)
     cu_num_logits = torch.tensor([0, *num_rows]).cumsum(0).int().to(device)
+    tree = move_tree(tree, device)
     return tree, slots.to(device), logits, log_z, drawn, cu_num_logits
 
 
@@ -138,6 +139,7 @@ def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
         assert torch.equal(result, expected)
 
     path, sampled, num_sampled = (result.tolist() for result in walked)
+    tree, logits, log_z = move_tree(tree, "cpu"), logits.cpu(), log_z.cpu()
     starts = cu_num_logits.tolist()
     for req_idx, (start, end) in enumerate(itertools.pairwise(starts)):
         slot = int(slots[req_idx])
@@ -145,7 +147,7 @@ def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
             slot = -1
         rows, tokens = [], []
         if end > start:
-            request = (logits[start:end].cpu().numpy(), log_z[start:end].cpu().numpy())
+            request = (logits[start:end].numpy(), log_z[start:end].numpy())
             rows = walk_by_brute_force(tree, slot, *request, max_depth)
             tokens = [int(tree.tokens[slot, row - 1]) for row in rows]
             tokens.append(int(drawn[start + (rows[-1] if rows else 0)]))

@@ -4,7 +4,7 @@
 import itertools
 
 import torch
-from cases import draw_tree, property_of, small_or
+from cases import draw_tree, move_tree, property_of, small_or
 from hypothesis import strategies as st
 
 from vllm_ddtree.ops.reference.walk import walk_tree as walk_tree_reference
@@ -64,16 +64,17 @@ def draw_choices(rng, tree: TreeBatch, slot: int, num_rows: int, vocab_size: int
 @property_of(NUM_REQS, vocab_size=st.integers(2, 30), has_is_tree=st.booleans())
 def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
     budget = small_or(rng, 32, 256)
-    tree = draw_tree(rng, NUM_REQS + 1, budget, vocab_size, device)
-    slots, num_rows = draw_rows(rng, tree, NUM_REQS)
+    drawn = draw_tree(rng, NUM_REQS + 1, budget, vocab_size, "cpu")
+    slots, num_rows = draw_rows(rng, drawn, NUM_REQS)
     choices = [
-        draw_choices(rng, tree, slot, n, vocab_size)
+        draw_choices(rng, drawn, slot, n, vocab_size)
         for slot, n in zip(slots.tolist(), num_rows, strict=True)
     ]
     cu_num_logits = torch.tensor([0, *num_rows]).cumsum(0).int().to(device)
     target_tokens = torch.tensor([*itertools.chain(*choices)], device=device).long()
     is_tree = torch.from_numpy(rng.random(NUM_REQS) < 0.8).to(device)
     max_depth = int(rng.integers(0, 17))
+    tree = move_tree(drawn, device)
     args = (tree, slots.to(device), target_tokens, cu_num_logits, max_depth)
     args += (is_tree if has_is_tree else None,)
     walked = walk_tree(*args, use_kernel=True)
@@ -84,11 +85,11 @@ def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
     path, sampled, num_sampled = (result.tolist() for result in walked)
     for req_idx, chosen in enumerate(choices):
         slot = int(slots[req_idx])
-        if has_is_tree and not is_tree[req_idx]:
+        if has_is_tree and not bool(is_tree[req_idx]):
             slot = -1
         rows, tokens = [], []
         if chosen:
-            rows, tokens = walk_by_brute_force(tree, slot, chosen, max_depth)
+            rows, tokens = walk_by_brute_force(drawn, slot, chosen, max_depth)
         assert path[req_idx] == rows + [-1] * (max_depth - len(rows))
         assert sampled[req_idx] == tokens + [-1] * (max_depth + 1 - len(tokens))
         assert num_sampled[req_idx] == len(tokens)
