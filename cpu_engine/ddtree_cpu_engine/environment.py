@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place that sets the environment in which vLLM runs on a CPU here.
 
-Call `configure` before torch and vLLM are imported. Worker processes inherit the result.
+Call `configure` before torch and vLLM are imported. Worker processes inherit the
+result.
 """
 
 import os

@@ -424,7 +424,7 @@ def test_prepare_dflash_inputs_kernel(sample_from_anchor: bool) -> None:
             ),
             "idx_mapping_ptr": torch.tensor([4, 0, 2], dtype=torch.int32),
             "last_sampled_ptr": torch.tensor([[50], [51], [52], [53], [54]]),
-            "next_prefill_tokens_ptr": torch.arange(60, 65, dtype=torch.int32),
+            "next_prefill_tokens_ptr": torch.arange(60, 65, dtype=torch.int32)[None],
             "num_sampled_ptr": torch.tensor([2, 1, 0], dtype=torch.int32),
             "num_rejected_ptr": torch.tensor([2, 0, 0], dtype=torch.int32),
             "temperature_ptr": torch.arange(max_num_reqs) * 0.25,

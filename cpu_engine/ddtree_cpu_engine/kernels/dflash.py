@@ -70,7 +70,8 @@ def prepare_dflash_inputs_kernel(
         first = req_idx * num_query_per_req
         has_sampled = num_sampled[req_idx] > 0
         anchor_ptr = last_sampled_ptr if has_sampled else next_prefill_tokens_ptr
-        out_input_ids_ptr[first] = anchor_ptr[req_state_idx]
+        # vLLM keeps the one as a column, the other as a row.
+        out_input_ids_ptr[first] = anchor_ptr.view(-1)[req_state_idx]
         out_input_ids_ptr[first + 1 : first + num_query_per_req] = (
             parallel_drafting_token_id
         )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine per configuration, shared by all tests of the process."""
+
+import gc
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, RequestOutput, SamplingParams
+
+# A small engine takes 0.3 GiB, one of the real pair 1.5 GiB.
+MAX_ENGINES = 2
+
+_ENGINE_DEFAULTS: Mapping[str, Any] = {
+    # Exact comparisons need float32: bfloat16 ties differ with the batch's shape.
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 512,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+}
+
+_engines: OrderedDict[str, LLM] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What distinguishes an engine; everything must be plain data."""
+
+    model: Path
+    speculative: Mapping[str, Any] | None = None
+    """vLLM's `speculative_config`; None for no speculation."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `LLM`, over `_ENGINE_DEFAULTS`."""
+
+    @property
+    def key(self) -> str:
+        return json.dumps(self.llm_arguments(), sort_keys=True, default=str)
+
+    def llm_arguments(self) -> dict[str, Any]:
+        arguments = {**_ENGINE_DEFAULTS, "model": str(self.model), **self.options}
+        if self.speculative is not None:
+            arguments["speculative_config"] = dict(self.speculative)
+            arguments["per_request_spec_decode_metrics"] = "detailed"
+        return arguments
+
+
+def dflash(target: Path, draft: Path, num_speculative_tokens: int) -> EngineConfig:
+    """Stock DFlash, the yardstick."""
+    return EngineConfig(
+        target,
+        {
+            "method": "dflash",
+            "model": str(draft),
+            "num_speculative_tokens": num_speculative_tokens,
+        },
+    )
+
+
+def engine(config: EngineConfig) -> LLM:
+    """The engine of `config`, started where none of the last few is one."""
+    if config.key not in _engines:
+        while len(_engines) >= MAX_ENGINES:
+            _, oldest = _engines.popitem(last=False)
+            _drop(oldest)
+            del oldest
+            gc.collect()
+        _engines[config.key] = LLM(**config.llm_arguments())
+    _engines.move_to_end(config.key)
+    return _engines[config.key]
+
+
+def _drop(llm: LLM) -> None:
+    """Let the engine be collected without tearing down its distributed groups.
+
+    All engines of a process share those, and `shutdown()` destroys them.
+    """
+    client = llm.llm_engine.engine_core
+    client._finalizer.detach()
+    client.engine_core.structured_output_manager.clear_backend()
+    # Start-up froze the engine's objects; frozen ones are never collected.
+    gc.unfreeze()
+
+
+def generate(
+    config: EngineConfig,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+) -> list[RequestOutput]:
+    """Outputs in the order of `prompts`, given as text or token ids."""
+    inputs: list[Any] = [
+        prompt if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
+        for prompt in prompts
+    ]
+    return engine(config).generate(inputs, params, use_tqdm=False)
+
+
+def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def acceptance_length(outputs: Sequence[RequestOutput]) -> float:
+    """Mean tokens per verify step, the bonus token included, over all `outputs`."""
+    steps = accepted = 0
+    for output in outputs:
+        histogram = output.outputs[0].spec_decode_metrics.histogram
+        steps += sum(histogram)
+        accepted += sum(count * times for count, times in enumerate(histogram))
+    return 1 + accepted / steps
