@@ -21,7 +21,6 @@ TENSOR_PARALLEL_2: Mapping[str, Any] = {
 TENSOR_PARALLEL_2_ENV: Mapping[str, str] = {
     # One core for each rank.
     "VLLM_CPU_OMP_THREADS_BIND": "0|1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
