@@ -94,10 +94,17 @@ class TreeModelState(DefaultModelState):
         kv_cache_config: KVCacheConfig,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        # Requests with drafts lead the batch; a FULL graph holds nothing else.
+        num_tree_reqs = 0
+        if cudagraph_mode == CUDAGraphMode.FULL:
+            num_tree_reqs = input_batch.num_reqs_after_padding
+        elif input_batch.num_draft_tokens_per_req is not None:
+            num_tree_reqs = int((input_batch.num_draft_tokens_per_req > 0).sum())
         for group in (group for groups in attn_groups for group in groups):
             if group.backend is TreeAttentionBackend:
                 for builder in group.metadata_builders:
                     builder.tree_state = self.tree_state
+                    builder.num_tree_reqs = num_tree_reqs
         return super().prepare_attn(
             input_batch,
             cudagraph_mode,

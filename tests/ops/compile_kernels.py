@@ -29,7 +29,9 @@ from vllm_ddtree.ops.ancestors import compute_ancestors
 from vllm_ddtree.ops.build import build_tree
 from vllm_ddtree.ops.commit import commit_kv, path_index
 from vllm_ddtree.ops.top_k import local_top_k, merge_top_k, top_k_log_probs
+from vllm_ddtree.ops.tree_attention import merge_tree_attention
 from vllm_ddtree.ops.typical import truncate_typical, walk_typical
+from vllm_ddtree.ops.verify_inputs import prepare_verify_inputs, restore_positions
 from vllm_ddtree.ops.walk import walk_tree
 from vllm_ddtree.tree import TreeBatch
 
@@ -107,6 +109,18 @@ def launch_all(budget: int, top_k: int, vocab_size: int) -> None:
         local_top_k(logits.to(dtype), top_k, 0, use_kernel=True)
     top_k_log_probs(logits, top_k, chosen, use_kernel=True)
     merge_top_k(torch.zeros(4, 8, 2 * top_k + 1), top_k, use_kernel=True)
+
+    positions = torch.zeros(num_logits, dtype=torch.int64)
+    layout = (slots, cu_num_logits, cu_num_logits)
+    tree_slots = torch.zeros(2, dtype=torch.int32)
+    prepare_verify_inputs(tree, tree_slots, positions, *layout, ints, use_kernel=True)
+    restore_positions(positions, *layout[1:], budget, use_kernel=True)
+    for head_size in (64, 128, 256):
+        query = torch.zeros(num_logits, 8, head_size, dtype=torch.bfloat16)
+        key = torch.zeros(num_logits, 2, head_size, dtype=torch.bfloat16)
+        lse = torch.zeros(8, num_logits)
+        args = (cu_num_logits, tree_slots, tree.ancestors, 0.125, tree.width)
+        merge_tree_attention(query, lse, query, key, key, *args, use_kernel=True)
 
 
 if __name__ == "__main__":

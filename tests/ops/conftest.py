@@ -10,7 +10,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
@@ -30,6 +30,8 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
+    # Shrinking an interpreted kernel takes minutes and the seed says it all.
+    phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("ops")

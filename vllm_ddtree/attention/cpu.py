@@ -20,6 +20,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from vllm_ddtree.attention.layers import refuse_unsupported_layer
 from vllm_ddtree.ops.reference.tree_attention import tree_attention
 from vllm_ddtree.state import TreeState
 
@@ -69,8 +70,9 @@ class CPUTreeAttentionMetadata:
 class CPUTreeAttentionMetadataBuilder(
     AttentionMetadataBuilder[CPUTreeAttentionMetadata]
 ):
+    # Set by the model state before every build.
     tree_state: TreeState
-    """Set by the model state before the first build."""
+    num_tree_reqs: int
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -158,23 +160,3 @@ class CPUTreeAttentionImpl(AttentionImpl[CPUTreeAttentionMetadata]):
             output,
         )
         return output
-
-
-def refuse_unsupported_layer(
-    alibi_slopes: list[float] | None,
-    sliding_window: int | None,
-    logits_soft_cap: float | None,
-    attn_type: str,
-) -> None:
-    """Raise ValueError for a layer whose attention a tree would get wrong."""
-    for what, present in (
-        ("ALiBi", alibi_slopes is not None),
-        ("a sliding window", sliding_window is not None),
-        ("attention soft-capping", bool(logits_soft_cap)),
-        (f"attention of type {attn_type}", attn_type != AttentionType.DECODER),
-    ):
-        if present:
-            raise ValueError(
-                f"Speculative method 'ddtree' does not support {what} in the target "
-                "yet; use method 'dflash' for this model."
-            )

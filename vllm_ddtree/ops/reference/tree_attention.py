@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference of `ops.tree_attention`: the oracle, and the CPU engine's attention."""
 
+import itertools
+
 import torch
 
 from vllm_ddtree.tree import WORD_BITS
@@ -38,6 +40,49 @@ def tree_attention(
         mask = torch.cat([prefix, among_queries], dim=1)
         keys, values = _gather_kv(kv_cache, block_table[req_idx], seq_len)
         out[begin:end] = _attend(query[begin:end], keys, values, mask, scale)
+
+
+def merge_tree_attention(
+    out: torch.Tensor,
+    prefix_lse: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    tree_slots: torch.Tensor,
+    ancestors: torch.Tensor,
+    scale: float,
+) -> None:
+    """Add the attention among a request's query rows to that over its prefix.
+
+    `out` comes with the attention over the prefix alone and `prefix_lse` with the
+    logarithm of its softmax's denominator. The whole softmax is the two parts'
+    average weighted by their denominators:
+    out = (exp(lse_p) out_p + exp(lse_r) out_r) / (exp(lse_p) + exp(lse_r)).
+    """
+    starts = query_start_loc.tolist()
+    group = query.shape[1] // key.shape[1]
+    for req_idx, (begin, end) in enumerate(itertools.pairwise(starts)):
+        if begin == end:
+            continue
+        rows = torch.arange(end - begin)
+        slot = int(tree_slots[req_idx])
+        visible = rows <= rows[:, None]
+        if slot >= 0:
+            visible = _visible_rows(ancestors[slot], end - begin)
+        queries = query[begin:end].float().transpose(0, 1)
+        keys, values = (
+            x[begin:end].float().transpose(0, 1).repeat_interleave(group, 0)
+            for x in (key, value)
+        )
+        scores = queries @ keys.transpose(-1, -2) * scale
+        scores = scores.masked_fill(~visible, -torch.inf)
+        lse = scores.logsumexp(dim=-1)
+        among = scores.softmax(dim=-1) @ values
+        share = torch.sigmoid(prefix_lse[:, begin:end] - lse)[..., None]
+        prefix = torch.where(share > 0, out[begin:end].float().transpose(0, 1), 0.0)
+        merged = share * prefix + (1 - share) * among
+        out[begin:end] = merged.transpose(0, 1).to(out.dtype)
 
 
 def _visible_rows(ancestors: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tree attention on CUDA: FlashAttention over the prefix, Triton over the tree.
+
+A step's tree rows attend to the cached prefix with FlashAttention, which needs no
+mask there, and to each other with a small kernel that reads the ancestor bits and
+merges both parts. Everything else takes vLLM's FlashAttention unchanged.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionType,
+    CommonAttentionMetadata,
+)
+from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+
+from vllm_ddtree.attention.layers import refuse_unsupported_layer
+from vllm_ddtree.ops.tree_attention import merge_tree_attention
+from vllm_ddtree.state import TreeState
+
+
+class CUDATreeAttentionBackend(FlashAttentionBackend):
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type["CUDATreeAttentionImpl"]:
+        return CUDATreeAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type["CUDATreeAttentionMetadataBuilder"]:
+        return CUDATreeAttentionMetadataBuilder
+
+
+@dataclass
+class TreeRows:
+    """The leading requests of a batch, whose query rows may hold trees."""
+
+    num_tokens: int
+    max_query_len: int
+    max_prefix_len: int
+    # [num_tree_reqs + 1]
+    query_start_loc: torch.Tensor
+    # [num_tree_reqs] tokens in the cache before the query
+    prefix_lens: torch.Tensor
+    # [num_tree_reqs, max_num_blocks]
+    block_table: torch.Tensor
+    scheduler_metadata: torch.Tensor | None
+    max_num_splits: int
+    state: TreeState
+
+
+@dataclass
+class CUDATreeAttentionMetadata:
+    tree: TreeRows | None
+    causal: FlashAttentionMetadata | None
+
+
+class CUDATreeAttentionMetadataBuilder(FlashAttentionMetadataBuilder):
+    # Set by the model state before every build.
+    tree_state: TreeState
+    num_tree_reqs: int = 0
+
+    supports_update_block_table = False
+
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # Read by captured graphs.
+        self.prefix_lens = torch.zeros(
+            vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device
+        )
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config, kv_cache_spec) -> AttentionCGSupport:
+        return AttentionCGSupport.UNIFORM_BATCH
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> Any:
+        common = common_attn_metadata
+        num_tree_reqs = self.num_tree_reqs
+        if num_tree_reqs == 0:
+            causal = super().build(common_prefix_len, common, fast_build)
+            return CUDATreeAttentionMetadata(None, causal)
+        tree = self._build_tree_rows(common, num_tree_reqs)
+        causal = None
+        if num_tree_reqs < common.num_reqs:
+            rest = replace(
+                common,
+                query_start_loc=common.query_start_loc[num_tree_reqs:],
+                query_start_loc_cpu=common.query_start_loc_cpu[num_tree_reqs:],
+                seq_lens=common.seq_lens[num_tree_reqs:],
+                num_reqs=common.num_reqs - num_tree_reqs,
+                block_table_tensor=common.block_table_tensor[num_tree_reqs:],
+            )
+            # The ahead-of-time schedule has one buffer, and trees use it.
+            causal = super().build(common_prefix_len, rest, fast_build=True)
+        return CUDATreeAttentionMetadata(tree, causal)
+
+    def _build_tree_rows(
+        self, common: CommonAttentionMetadata, num_reqs: int
+    ) -> TreeRows:
+        starts = common.query_start_loc[: num_reqs + 1]
+        starts_cpu = common.query_start_loc_cpu[: num_reqs + 1]
+        prefix_lens = self.prefix_lens[:num_reqs]
+        torch.sub(common.seq_lens[:num_reqs], starts.diff(), out=prefix_lens)
+        # Graph padding has no sequence.
+        prefix_lens.clamp_(min=0)
+        max_query_len = int(starts_cpu.diff().max())
+        is_graph = (
+            self.use_full_cuda_graph
+            and self.max_cudagraph_size is not None
+            and common.num_actual_tokens <= self.max_cudagraph_size
+        )
+        max_num_splits = self.max_num_splits if is_graph else 0
+        scheduler_metadata = self._get_scheduler_metadata(
+            aot_schedule=self.aot_schedule and is_graph,
+            batch_size=num_reqs,
+            cu_query_lens=starts,
+            max_query_len=max_query_len,
+            seqlens=prefix_lens,
+            max_seq_len=common.max_seq_len,
+            causal=False,
+            max_num_splits=max_num_splits,
+        )
+        return TreeRows(
+            num_tokens=int(starts_cpu[-1]),
+            max_query_len=max_query_len,
+            max_prefix_len=common.max_seq_len,
+            query_start_loc=starts,
+            prefix_lens=prefix_lens,
+            block_table=common.block_table_tensor[:num_reqs],
+            scheduler_metadata=self._store_scheduler_metadata(scheduler_metadata),
+            max_num_splits=max_num_splits,
+            state=self.tree_state,
+        )
+
+
+class CUDATreeAttentionImpl(FlashAttentionImpl):
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None = None,
+        attn_type: AttentionType = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+    ) -> None:
+        refuse_unsupported_layer(
+            alibi_slopes, sliding_window, logits_soft_cap, attn_type
+        )
+        super().__init__(
+            num_heads,
+            head_size,
+            scale,
+            num_kv_heads,
+            alibi_slopes,
+            sliding_window,
+            kv_cache_dtype,
+            logits_soft_cap,
+            attn_type,
+            kv_sharing_target_layer_name,
+        )
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None or attn_metadata.causal is not None:
+            super().forward(
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                attn_metadata and attn_metadata.causal,
+                output,
+                output_scale,
+                output_block_scale,
+            )
+        if attn_metadata is not None and attn_metadata.tree is not None:
+            self._forward_tree(query, key, value, kv_cache, attn_metadata.tree, output)
+        return output
+
+    def _forward_tree(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        tree: TreeRows,
+        output: torch.Tensor,
+    ) -> None:
+        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        query, out = query[: tree.num_tokens], output[: tree.num_tokens]
+        _, prefix_lse = flash_attn_varlen_func(
+            q=query,
+            k=canonicalize_singleton_dim_strides(key_cache),
+            v=canonicalize_singleton_dim_strides(value_cache),
+            out=out,
+            cu_seqlens_q=tree.query_start_loc,
+            max_seqlen_q=tree.max_query_len,
+            seqused_k=tree.prefix_lens,
+            max_seqlen_k=tree.max_prefix_len,
+            softmax_scale=self.scale,
+            causal=False,
+            block_table=tree.block_table,
+            scheduler_metadata=tree.scheduler_metadata,
+            fa_version=self.vllm_flash_attn_version,
+            num_splits=tree.max_num_splits,
+            return_softmax_lse=True,
+        )
+        merge_tree_attention(
+            out,
+            prefix_lse,
+            query,
+            key,
+            value,
+            tree.query_start_loc,
+            tree.state.tree_slots,
+            tree.state.tree.ancestors,
+            self.scale,
+            tree.max_query_len,
+        )
