@@ -167,11 +167,9 @@ def test_limit_zero_is_a_bare_root(device, limit):
     assert_same_trees(tree, TreeBatch.allocate(1, 8, device))
 
 
-@pytest.mark.parametrize(
-    ("depth", "top_k", "budget"), [(63, 2, 70), (2, 1024, 1024), (1, 1024, 1024)]
-)
+@pytest.mark.parametrize(("depth", "top_k", "budget"), [(63, 2, 70), (2, 1024, 1024)])
 def test_ends_of_the_key_fields(device, depth, top_k, budget):
-    """Depth 63, rank 1023 and parent row 1023 fit the packed key."""
+    """Depth 63 and rank 1023 fit the packed key."""
     tokens = torch.arange(depth * top_k, device=device).view(1, depth, top_k)
     log_probs = torch.full((1, depth, top_k), -1e-3, device=device)
     if depth == 63:
