@@ -13,7 +13,7 @@ if importlib.util.find_spec("ddtree_cpu_engine"):
 
     environment.configure()
 
-import torch  # noqa: E402
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_TARGET = ROOT / ".models" / "SmolLM2-135M-Instruct"

@@ -21,8 +21,9 @@ def register() -> None:
 def _register_overrides() -> None:
     from vllm.triton_utils import dispatcher
 
-    from . import interpreter_speed, kernels
+    from . import interpreter_masks, interpreter_speed, kernels
 
+    interpreter_masks.install()
     interpreter_speed.install()
     # vLLM registers again for each engine of a process.
     missing = {

@@ -101,25 +101,21 @@ def test_gumbel_sample_kernel(use_fp64: bool, is_drafting: bool) -> None:
 
 @pytest.mark.parametrize("columns", [[1], [2, 0, 1, 2]])
 def test_gumbel_sample_kernel_caches_the_logits(columns: list[int]) -> None:
-    """Against the definition: the interpreter cannot run this part of the kernel."""
-    torch.manual_seed(0)
-    args = gumbel_args(use_fp64=False, is_drafting=True)
-    source = random_logits(4)
-    cache = untouched(MAX_NUM_REQS, 3, VOCAB + 5)
-    OVERRIDES[f"{GUMBEL}._gumbel_sample_kernel"](
-        **args
-        | {
+    def make_args() -> dict[str, Any]:
+        torch.manual_seed(0)
+        source = random_logits(4)
+        cache = untouched(MAX_NUM_REQS, 3, VOCAB + 5)
+        return gumbel_args(use_fp64=False, is_drafting=True) | {
             "logits_cache_ptr": cache,
-            "logits_cache_col_ptr": torch.tensor(columns),
+            "logits_cache_stride_0": cache.stride(0),
+            "logits_cache_stride_1": cache.stride(1),
+            "logits_cache_col_ptr": torch.tensor(columns, dtype=torch.int32),
             "logits_cache_source_ptr": source,
+            "logits_cache_source_stride": source.stride(0),
             "PER_TOKEN_COL": len(columns) > 1,
         }
-    )
-    expected = untouched(MAX_NUM_REQS, 3, VOCAB + 5)
-    per_token = columns if len(columns) > 1 else columns * 4
-    for token_idx in (0, 2, 3):
-        expected[token_idx, per_token[token_idx], :VOCAB] = source[token_idx, :VOCAB]
-    assert torch.equal(cache, expected)
+
+    assert_same(f"{GUMBEL}._gumbel_sample_kernel", (4, NUM_BLOCKS), make_args)
 
 
 def test_temperature_kernel() -> None:
