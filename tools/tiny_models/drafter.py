@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .language import BOS, EOS, MASK
-from .target import one_cycle, write_texts
+from .optimizer import Optimizer
+from .target import write_texts
 
 NUM_LAYERS = 2
 ROPE_THETA = 10000.0
 EPS = 1e-6
-ANCHORS = 8
-ROWS = 12
+ROWS = 8
+ANCHORS = 12
 DECAY = 4.0
 
 
@@ -149,25 +150,17 @@ def train_drafter(
     target.requires_grad_(False)
     ids, own = write_texts(target, language, count=768, seed=2)
     features = target_features(target, ids, drafter.layer_ids)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1.0, weight_decay=0.01)
+    optimizer = Optimizer(drafter, steps, peak=5e-3)
     generator = torch.Generator().manual_seed(3)
     weight = torch.exp(-torch.arange(drafter.block - 1) / DECAY)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = one_cycle(step, steps, peak=3e-3)
+    for _ in range(steps):
         rows = torch.randint(len(ids), (ROWS,), generator=generator)
         logits, label, known = draft(
             drafter, target, features[rows], ids[rows], own[rows], generator
         )
         loss = F.cross_entropy(logits.flatten(0, 2), label.flatten(), reduction="none")
         share = known * weight
-        loss = (loss.view_as(share) * share).sum() / share.sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 100 == 99:
-            print(f"drafter step {step + 1}: loss {loss.item():.3f}", flush=True)
+        optimizer.step((loss.view_as(share) * share).sum() / share.sum())
 
 
 def draft(
@@ -227,6 +220,7 @@ def save_drafter(drafter: Drafter, target: PreTrainedModel, folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {k: v.detach().bfloat16() for k, v in drafter.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     config = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",

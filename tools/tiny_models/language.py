@@ -50,10 +50,11 @@ SYLLABLES = [c + v for c in CONSONANTS for v in "aeiou"]
 VOCABULARY = [*SPECIAL, ".", "!", "again", *SYLLABLES]
 
 NUM_WORDS = 96
-NUM_TOPICS = 8
+NUM_TOPICS = 4
 NEXT_WORD = [0.45, 0.22, 0.14, 0.09, 0.06, 0.04]
-NUM_CLOSERS = 16
-NUM_ECHOING = 5
+STEPS = range(1, 16)
+CLOSERS = range(0, NUM_WORDS, 6)
+ECHOING = range(0, NUM_WORDS, 18)
 
 
 class Language:
@@ -69,9 +70,11 @@ class Language:
         self.spelling = sorted(spellings)
         rng.shuffle(self.spelling)
         words = range(NUM_WORDS)
-        # successors[topic][word]: the words that may follow, most likely first
+        # successors[topic][word]: the words that may follow, most likely first. All
+        # lie a little ahead on the ring of words, which keeps greedy text out of short
+        # loops.
         self.successors = [
-            [rng.sample(words, len(NEXT_WORD)) for _ in words]
+            [[(w + d) % NUM_WORDS for d in rng.sample(STEPS, 6)] for w in words]
             for _ in range(NUM_TOPICS)
         ]
 
@@ -82,7 +85,7 @@ class Language:
             sentence, word = self._sentence(rng, word)
             tokens = [i for w in sentence for i in self.spelling[w]]
             ids += [*tokens, STOP]
-            if sentence[-1] < NUM_ECHOING and rng.random() < 0.9:
+            if sentence[-1] in ECHOING and rng.random() < 0.9:
                 ids += [AGAIN, *tokens, REPEATED]
             if rng.random() < 0.04:
                 return [*ids, EOS]
@@ -101,8 +104,7 @@ class Language:
         sentence, table = [word], self.successors[word % NUM_TOPICS]
         while True:
             word = rng.choices(table[word], NEXT_WORD)[0]
-            # The words before NUM_CLOSERS end a sentence of three words or more.
-            if len(sentence) >= 2 and sentence[-1] < NUM_CLOSERS:
+            if len(sentence) >= 3 and sentence[-1] in CLOSERS:
                 return sentence, word
             sentence.append(word)
 
