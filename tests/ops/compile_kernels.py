@@ -26,8 +26,12 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from vllm_ddtree.ops.ancestors import compute_ancestors
+from vllm_ddtree.ops.bad_words import mask_bad_words
 from vllm_ddtree.ops.build import build_tree
 from vllm_ddtree.ops.commit import commit_kv, path_index
+from vllm_ddtree.ops.path_tokens import gather_path_tokens
+from vllm_ddtree.ops.penalties import penalize_path
+from vllm_ddtree.ops.thinking_budget import force_reasoning_end
 from vllm_ddtree.ops.top_k import local_top_k, merge_top_k, top_k_log_probs
 from vllm_ddtree.ops.tree_attention import merge_tree_attention
 from vllm_ddtree.ops.typical import truncate_typical, walk_typical
@@ -90,12 +94,28 @@ def launch_all(budget: int, top_k: int, vocab_size: int) -> None:
     cu_num_logits = torch.tensor([0, tree.width, num_logits], dtype=torch.int32)
     logits = torch.zeros(num_logits, vocab_size)
     log_z = torch.zeros(num_logits)
-    for is_tree in (None, ints > 0):
-        args = (chosen, cu_num_logits, depth, is_tree)
+    for max_nodes in (None, ints):
+        args = (chosen, cu_num_logits, depth, max_nodes)
         walk_tree(tree, slots, *args, use_kernel=True)
         walk_typical(tree, slots, logits, log_z, *args, use_kernel=True)
     for is_greedy in (None, chosen > 0):
         truncate_typical(logits, 0.09, 0.3, is_greedy, use_kernel=True)
+
+    paths = gather_path_tokens(
+        tree, slots, cu_num_logits, num_logits, depth, use_kernel=True
+    )
+    rows = (logits, *paths, chosen)
+    history = torch.zeros(2, 64, dtype=torch.int32)
+    raw = logits[:, :depth].contiguous()
+    floats = (log_z, log_z, log_z)
+    penalize_path(
+        logits, raw, *paths, chosen, *floats, history, history, use_kernel=True
+    )
+    words = (history, history, ints, history, ints, ints, 4)
+    mask_bad_words(*rows, *words, use_kernel=True)
+    markers = (ints, ints[:1], history[0, :3])
+    state = (ints, history, ints, ints, ints)
+    force_reasoning_end(*rows, *state, *markers, use_kernel=True)
 
     path = torch.zeros(2, depth, dtype=torch.int32)
     table = torch.zeros(2, 8, dtype=torch.int32)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from cases import draw_tree, move_tree, property_of, small_or
 from hypothesis import strategies as st
-from test_walk import draw_rows, path_to
+from test_walk import draw_max_nodes, draw_rows, path_to
 
 from vllm_ddtree.ops.reference import typical as reference
 from vllm_ddtree.ops.typical import truncate_typical, walk_typical
@@ -92,12 +92,17 @@ def test_more_tokens_pass_as_epsilon_falls(device, rng, delta):
 
 
 def walk_by_brute_force(
-    tree, slot: int, logits: np.ndarray, log_z: np.ndarray, max_depth: int
+    tree,
+    slot: int,
+    logits: np.ndarray,
+    log_z: np.ndarray,
+    max_depth: int,
+    max_nodes: int,
 ) -> list[int]:
     """The best of all acceptable paths by (depth, log-probability, lower row)."""
     best: tuple[int, np.float32, int, list[int]] = (0, np.float32(0), 0, [])
     num_nodes = 0 if slot < 0 else min(int(tree.num_nodes[slot]), len(logits) - 1)
-    for row in range(1, num_nodes + 1):
+    for row in range(1, min(num_nodes, max_nodes) + 1):
         path = path_to(tree, slot, row)
         score = np.float32(0)
         for parent, child in itertools.pairwise([0, *path]):
@@ -126,13 +131,13 @@ def draw_verified(device, rng, vocab_size: int, is_greedy_share: float):
     return tree, slots.to(device), logits, log_z, drawn, cu_num_logits
 
 
-@property_of(NUM_REQS, vocab_size=st.integers(2, 30), has_is_tree=st.booleans())
-def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
+@property_of(NUM_REQS, vocab_size=st.integers(2, 30), has_max_nodes=st.booleans())
+def test_walk_equals_brute_force(device, rng, vocab_size, has_max_nodes):
     verified = draw_verified(device, rng, vocab_size, is_greedy_share=0.1)
     tree, slots, logits, log_z, drawn, cu_num_logits = verified
-    is_tree = torch.from_numpy(rng.random(NUM_REQS) < 0.8).to(device)
+    max_nodes = draw_max_nodes(rng, tree.budget).to(device)
     max_depth = int(rng.integers(0, 17))
-    args = (*verified, max_depth, is_tree if has_is_tree else None)
+    args = (*verified, max_depth, max_nodes if has_max_nodes else None)
     walked = walk_typical(*args, use_kernel=True)
     for result, expected in zip(walked, reference.walk_typical(*args), strict=True):
         assert result.dtype == expected.dtype
@@ -143,12 +148,11 @@ def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
     starts = cu_num_logits.tolist()
     for req_idx, (start, end) in enumerate(itertools.pairwise(starts)):
         slot = int(slots[req_idx])
-        if has_is_tree and not is_tree[req_idx]:
-            slot = -1
+        limit = int(max_nodes[req_idx]) if has_max_nodes else tree.budget
         rows, tokens = [], []
         if end > start:
             request = (logits[start:end].numpy(), log_z[start:end].numpy())
-            rows = walk_by_brute_force(tree, slot, *request, max_depth)
+            rows = walk_by_brute_force(tree, slot, *request, max_depth, limit)
             tokens = [int(tree.tokens[slot, row - 1]) for row in rows]
             tokens.append(int(drawn[start + (rows[-1] if rows else 0)]))
         assert path[req_idx] == rows + [-1] * (max_depth - len(rows))

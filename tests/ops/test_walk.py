@@ -3,6 +3,7 @@
 
 import itertools
 
+import numpy as np
 import torch
 from cases import draw_tree, move_tree, property_of, small_or
 from hypothesis import strategies as st
@@ -24,12 +25,12 @@ def path_to(tree: TreeBatch, slot: int, row: int) -> list[int]:
 
 
 def walk_by_brute_force(
-    tree: TreeBatch, slot: int, chosen: list[int], max_depth: int
+    tree: TreeBatch, slot: int, chosen: list[int], max_depth: int, max_nodes: int
 ) -> tuple[list[int], list[int]]:
     """The longest path whose every token is the choice at its parent, and tokens."""
     best: list[int] = []
     num_nodes = 0 if slot < 0 else min(int(tree.num_nodes[slot]), len(chosen) - 1)
-    for row in range(1, num_nodes + 1):
+    for row in range(1, min(num_nodes, max_nodes) + 1):
         path = path_to(tree, slot, row)
         tokens = [int(tree.tokens[slot, r - 1]) for r in path]
         parents = [0, *path[:-1]]
@@ -50,6 +51,13 @@ def draw_rows(rng, tree: TreeBatch, num_reqs: int) -> tuple[torch.Tensor, list[i
     return torch.from_numpy(slots), num_rows
 
 
+def draw_max_nodes(rng, budget: int) -> torch.Tensor:
+    """Limits of the nodes to use, none and more than there are among them."""
+    limits = rng.integers(0, budget + 2, size=NUM_REQS)
+    limits[rng.random(NUM_REQS) < 0.3] = rng.choice([0, 1, 2**31 - 1])
+    return torch.from_numpy(limits.astype(np.int32))
+
+
 def draw_choices(rng, tree: TreeBatch, slot: int, num_rows: int, vocab_size: int):
     """Target tokens that often are a child's."""
     chosen = rng.integers(-1, vocab_size, size=num_rows)
@@ -61,8 +69,8 @@ def draw_choices(rng, tree: TreeBatch, slot: int, num_rows: int, vocab_size: int
     return chosen.tolist()
 
 
-@property_of(NUM_REQS, vocab_size=st.integers(2, 30), has_is_tree=st.booleans())
-def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
+@property_of(NUM_REQS, vocab_size=st.integers(2, 30), has_max_nodes=st.booleans())
+def test_walk_equals_brute_force(device, rng, vocab_size, has_max_nodes):
     budget = small_or(rng, 32, 256)
     drawn = draw_tree(rng, NUM_REQS + 1, budget, vocab_size, "cpu")
     slots, num_rows = draw_rows(rng, drawn, NUM_REQS)
@@ -72,11 +80,11 @@ def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
     ]
     cu_num_logits = torch.tensor([0, *num_rows]).cumsum(0).int().to(device)
     target_tokens = torch.tensor([*itertools.chain(*choices)], device=device).long()
-    is_tree = torch.from_numpy(rng.random(NUM_REQS) < 0.8).to(device)
+    max_nodes = draw_max_nodes(rng, budget).to(device)
     max_depth = int(rng.integers(0, 17))
     tree = move_tree(drawn, device)
     args = (tree, slots.to(device), target_tokens, cu_num_logits, max_depth)
-    args += (is_tree if has_is_tree else None,)
+    args += (max_nodes if has_max_nodes else None,)
     walked = walk_tree(*args, use_kernel=True)
     for result, expected in zip(walked, walk_tree_reference(*args), strict=True):
         assert result.dtype == expected.dtype
@@ -85,11 +93,10 @@ def test_walk_equals_brute_force(device, rng, vocab_size, has_is_tree):
     path, sampled, num_sampled = (result.tolist() for result in walked)
     for req_idx, chosen in enumerate(choices):
         slot = int(slots[req_idx])
-        if has_is_tree and not bool(is_tree[req_idx]):
-            slot = -1
+        limit = int(max_nodes[req_idx]) if has_max_nodes else budget
         rows, tokens = [], []
         if chosen:
-            rows, tokens = walk_by_brute_force(drawn, slot, chosen, max_depth)
+            rows, tokens = walk_by_brute_force(drawn, slot, chosen, max_depth, limit)
         assert path[req_idx] == rows + [-1] * (max_depth - len(rows))
         assert sampled[req_idx] == tokens + [-1] * (max_depth + 1 - len(tokens))
         assert num_sampled[req_idx] == len(tokens)

@@ -22,7 +22,7 @@ def _walk_tree_kernel(
     # [num_reqs + 1]
     cu_num_logits_ptr,
     # [num_reqs]
-    is_tree_ptr,
+    max_nodes_ptr,
     # [num_reqs, MAX_DEPTH]
     path_ptr,
     # [num_reqs, MAX_DEPTH + 1]
@@ -33,17 +33,17 @@ def _walk_tree_kernel(
     MAX_DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
-    HAS_IS_TREE: tl.constexpr,
+    HAS_MAX_NODES: tl.constexpr,
 ):
     req_idx = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + req_idx).to(tl.int64)
     start = tl.load(cu_num_logits_ptr + req_idx).to(tl.int64)
     num_rows = (tl.load(cu_num_logits_ptr + req_idx + 1) - start).to(tl.int32)
-    is_tree = slot >= 0
-    if HAS_IS_TREE:
-        is_tree &= tl.load(is_tree_ptr + req_idx) != 0
-    num_nodes = tl.load(num_nodes_ptr + slot, mask=is_tree, other=0)
+    num_nodes = tl.load(num_nodes_ptr + slot, mask=slot >= 0, other=0)
     num_nodes = tl.minimum(num_nodes, num_rows - 1)
+    if HAS_MAX_NODES:
+        max_nodes = tl.load(max_nodes_ptr + req_idx).to(tl.int32)
+        num_nodes = tl.minimum(num_nodes, max_nodes)
     target_tokens_ptr += start
 
     rows = tl.arange(0, BLOCK) + 1
@@ -85,8 +85,8 @@ def walk_tree(
     # [num_reqs + 1]
     cu_num_logits: torch.Tensor,
     max_depth: int,
-    # [num_reqs] bool or integer, zero for a bare root; None is all trees
-    is_tree: torch.Tensor | None = None,
+    # [num_reqs] integer, nodes that may be accepted, 0 for none; None is no limit
+    max_nodes: torch.Tensor | None = None,
     *,
     use_kernel: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -104,7 +104,7 @@ def walk_tree(
     """
     if target_tokens.device.type == "cpu" and not use_kernel:
         return walk_tree_reference(
-            tree, slots, target_tokens, cu_num_logits, max_depth, is_tree
+            tree, slots, target_tokens, cu_num_logits, max_depth, max_nodes
         )
     num_reqs = slots.shape[0]
     path = slots.new_empty(num_reqs, max_depth, dtype=torch.int32)
@@ -120,7 +120,7 @@ def walk_tree(
         slots,
         target_tokens,
         cu_num_logits,
-        is_tree,
+        max_nodes,
         path,
         sampled,
         num_sampled,
@@ -128,7 +128,7 @@ def walk_tree(
         MAX_DEPTH=max_depth,
         BLOCK=block,
         BLOCK_DEPTH=triton.next_power_of_2(max_depth + 1),
-        HAS_IS_TREE=is_tree is not None,
+        HAS_MAX_NODES=max_nodes is not None,
         num_warps=max(1, block // 256),
     )
     return path, sampled, num_sampled

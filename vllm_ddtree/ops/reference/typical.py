@@ -60,8 +60,8 @@ def walk_typical(
     # [num_reqs + 1]
     cu_num_logits: torch.Tensor,
     max_depth: int,
-    # [num_reqs] bool or integer, zero for a bare root; None is all trees
-    is_tree: torch.Tensor | None = None,
+    # [num_reqs] integer, nodes that may be accepted, 0 for none; None is no limit
+    max_nodes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Accept the deepest path all of whose tokens are typical.
 
@@ -87,8 +87,11 @@ def walk_typical(
         # (path, its tokens, its log-probability) of each acceptable row
         root: tuple[list[int], list[int], np.float32] = ([], [], np.float32(0))
         acceptable = {0: root}
-        if slot >= 0 and (is_tree is None or bool(is_tree[req_idx])):
-            for (parent, token), row in children(tree, slot, end - start).items():
+        if slot >= 0:
+            num_nodes = end - start - 1
+            if max_nodes is not None:
+                num_nodes = min(num_nodes, int(max_nodes[req_idx]))
+            for (parent, token), row in children(tree, slot, num_nodes).items():
                 logit = logits[start + parent, token].item()
                 if parent not in acceptable or logit == -math.inf:
                     continue

@@ -17,8 +17,8 @@ def walk_tree(
     # [num_reqs + 1]
     cu_num_logits: torch.Tensor,
     max_depth: int,
-    # [num_reqs] bool or integer, zero for a bare root; None is all trees
-    is_tree: torch.Tensor | None = None,
+    # [num_reqs] integer, nodes that may be accepted, 0 for none; None is no limit
+    max_nodes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Follow the target's tokens from the root for as long as they are children.
 
@@ -34,8 +34,8 @@ def walk_tree(
 
     The rows of request r are `cu_num_logits[r] .. cu_num_logits[r + 1]`, root first,
     node i in row i + 1. There may be fewer than the tree has (a tree cut short) or
-    more (padding); nodes without a row, and rows without a node, are not used. A
-    request without rows emits nothing.
+    more (padding); nodes without a row, and rows without a node, are not used, nor
+    are nodes from `max_nodes` on. A request without rows emits nothing.
 
     Returns `path` [num_reqs, max_depth] int32, accepted rows padded with -1;
     `sampled` [num_reqs, max_depth + 1] int64, accepted tokens and then the bonus
@@ -52,8 +52,11 @@ def walk_tree(
         if not chosen:
             continue
         child_of: dict[tuple[int, int], int] = {}
-        if slot >= 0 and (is_tree is None or bool(is_tree[req_idx])):
-            child_of = children(tree, slot, num_rows=len(chosen))
+        if slot >= 0:
+            num_nodes = len(chosen) - 1
+            if max_nodes is not None:
+                num_nodes = min(num_nodes, int(max_nodes[req_idx]))
+            child_of = children(tree, slot, num_nodes)
         rows = [0]
         while len(rows) <= max_depth and (rows[-1], chosen[rows[-1]]) in child_of:
             rows.append(child_of[rows[-1], chosen[rows[-1]]])
@@ -63,9 +66,9 @@ def walk_tree(
     return path, sampled, num_sampled
 
 
-def children(tree: TreeBatch, slot: int, num_rows: int) -> dict[tuple[int, int], int]:
-    """Map (parent row, token) to the child's row, for the nodes that have a row."""
-    num_nodes = min(num_rows - 1, int(tree.num_nodes[slot]))
+def children(tree: TreeBatch, slot: int, max_nodes: int) -> dict[tuple[int, int], int]:
+    """Map (parent row, token) to the child's row, for the first `max_nodes` nodes."""
+    num_nodes = min(max_nodes, int(tree.num_nodes[slot]))
     parents = tree.parents[slot, :num_nodes].tolist()
     tokens = tree.tokens[slot, :num_nodes].tolist()
     return {key: node + 1 for node, key in enumerate(zip(parents, tokens, strict=True))}
