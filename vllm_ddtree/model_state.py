@@ -40,7 +40,11 @@ class TreeModelState(DefaultModelState):
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
-        self.tree_state.add_request(req_index, new_req_data.sampling_params)
+        params = new_req_data.sampling_params
+        max_seq_len = self.max_model_len
+        if params is not None and params.max_tokens is not None:
+            max_seq_len = min(max_seq_len, new_req_data.prompt_len + params.max_tokens)
+        self.tree_state.add_request(req_index, params, max_seq_len)
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()

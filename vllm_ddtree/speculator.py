@@ -171,16 +171,18 @@ class DDTreeSpeculator(DFlashSpeculator):
     ) -> None:
         num_reqs = slots.shape[0]
         state = self.state
-        # The first drafted position is the one after the root's.
-        first = self.sample_pos[: num_reqs * self.num_speculative_steps]
-        first = first[:: self.num_speculative_steps]
+        # The first drafted position is the length so far. A path of depth d and its
+        # bonus token make d + 1 more tokens.
+        seq_lens = self.sample_pos[: num_reqs * self.num_speculative_steps]
+        seq_lens = seq_lens[:: self.num_speculative_steps]
+        max_depth = state.max_seq_len.gpu[known] - seq_lens - 1
         build_tree(
             tokens,
             log_probs,
             state.tree,
             slots,
             self.max_nodes[:num_reqs],
-            (self.max_model_len - first).clamp(min=0).int(),
+            max_depth.clamp(min=0).int(),
             state.max_rank.gpu[known],
             self.keep_spine,
         )

@@ -36,15 +36,21 @@ class TreeState:
         )
         # [max_num_reqs] by slot: 1 makes the request's tree a chain.
         self.max_rank = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
+        # [max_num_reqs] by slot: length at which the request ends at the latest.
+        self.max_seq_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
         self.walk: WalkResult | None = None
 
-    def add_request(self, req_state_idx: int, params: SamplingParams | None) -> None:
+    def add_request(
+        self, req_state_idx: int, params: SamplingParams | None, max_seq_len: int
+    ) -> None:
         """Give a slot to a new request; its tree is a bare root until it drafts."""
+        self.max_seq_len.np[req_state_idx] = max_seq_len
         needs_chain = params is not None and chain_reason(params) is not None
         self.max_rank.np[req_state_idx] = 1 if needs_chain else MAX_BUDGET
 
     def apply_staged_writes(self) -> None:
         self.max_rank.copy_to_uva()
+        self.max_seq_len.copy_to_uva()
 
 
 def chain_reason(params: SamplingParams) -> str | None:

@@ -61,6 +61,18 @@ def dflash(target: Path, draft: Path, num_speculative_tokens: int) -> EngineConf
     )
 
 
+def ddtree(
+    target: Path, draft: Path, budget: int, *, options: Mapping = {}, **keys: Any
+) -> EngineConfig:
+    """Method ddtree with `budget` nodes; `keys` are further speculative keys."""
+    speculative = {
+        "method": "ddtree",
+        "model": str(draft),
+        "num_speculative_tokens": budget,
+    }
+    return EngineConfig(target, speculative | keys, options)
+
+
 def engine(config: EngineConfig) -> LLM:
     """The engine of `config`, started where none of the last few is one."""
     if config.key not in _engines:
