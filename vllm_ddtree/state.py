@@ -7,6 +7,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 
+from vllm_ddtree.metrics import ChainRequests
 from vllm_ddtree.tree import MAX_BUDGET, TreeBatch
 
 
@@ -38,6 +39,8 @@ class TreeState:
         self.max_rank = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
         # [max_num_reqs] by slot: length at which the request ends at the latest.
         self.max_seq_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
+        self.has_custom_processors = False
+        self.chain_requests = ChainRequests()
         self.walk: WalkResult | None = None
 
     def add_request(
@@ -45,30 +48,26 @@ class TreeState:
     ) -> None:
         """Give a slot to a new request; its tree is a bare root until it drafts."""
         self.max_seq_len.np[req_state_idx] = max_seq_len
-        needs_chain = params is not None and chain_reason(params) is not None
-        self.max_rank.np[req_state_idx] = 1 if needs_chain else MAX_BUDGET
+        reason = None
+        if params is not None:
+            reason = chain_reason(params, self.has_custom_processors)
+        if reason is not None:
+            self.chain_requests.add(reason)
+        self.max_rank.np[req_state_idx] = MAX_BUDGET if reason is None else 1
 
     def apply_staged_writes(self) -> None:
         self.max_rank.copy_to_uva()
         self.max_seq_len.copy_to_uva()
 
 
-def chain_reason(params: SamplingParams) -> str | None:
+def chain_reason(params: SamplingParams, has_custom_processors: bool) -> str | None:
     """Why a request's drafts must form a chain, or None where they may branch.
 
-    These options make a token's distribution depend on the drafts before it in ways
-    that vLLM computes for a chain of rows.
+    A grammar and a custom logits processor make a row's distribution depend on the
+    rows above it, as if those were the drafts before it.
     """
     if params.structured_outputs is not None:
         return "structured_outputs"
-    if params.thinking_token_budget is not None:
-        return "thinking_token_budget"
-    if params.bad_words_token_ids:
-        return "bad_words"
-    if (
-        params.repetition_penalty != 1.0
-        or params.frequency_penalty != 0.0
-        or params.presence_penalty != 0.0
-    ):
-        return "penalties"
+    if has_custom_processors:
+        return "custom_logits_processors"
     return None

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaded by vLLM in every worker of a ddtree engine, before the worker is built."""
 
+from typing import Any
+
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from vllm_ddtree.hooks import patcher
@@ -12,4 +14,10 @@ register_backend(
 
 
 class WorkerExtension:
-    """vLLM's ``worker_extension_cls``; importing this module is its purpose."""
+    """vLLM's ``worker_extension_cls``: methods for ``collective_rpc``."""
+
+    model_runner: Any
+
+    def ddtree_metrics(self) -> dict[str, dict[str, int]]:
+        """Counters of this worker: metric -> label -> count."""
+        return self.model_runner.speculator.state.chain_requests.values()
