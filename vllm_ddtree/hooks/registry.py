@@ -40,6 +40,17 @@ HOOKS: tuple[Hook, ...] = (
         native="vllm.v1.spec_decode.registry:register_speculative_method",
     ),
     Hook(
+        id="sampling-params",
+        target="vllm.sampling_params:SamplingParams._validate_spec_decode",
+        bind_sites=("vllm.sampling_params:SamplingParams._validate_spec_decode",),
+        body="vllm_ddtree.hooks.sampling_params:wrap_validate_spec_decode",
+        stage="front_end",
+        why="vLLM refuses min_p and logit_bias with any speculation; a tree's nodes "
+        "are sampled with both.",
+        patch="0004-let-a-speculative-method-accept-all-sampling-params.patch",
+        native="vllm.config:SpeculativeConfig.supports_all_sampling_params",
+    ),
+    Hook(
         id="speculator",
         target="vllm.v1.worker.gpu.spec_decode:init_speculator",
         bind_sites=(
@@ -71,7 +82,15 @@ DEPENDS_ON: tuple[str, ...] = (
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
     "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_attn",
+    "vllm.v1.worker.gpu.sample.bad_words:BadWordsState.apply",
+    "vllm.v1.worker.gpu.sample.bad_words:apply_bad_words",
+    "vllm.v1.worker.gpu.sample.logprob:compute_topk_scores",
+    "vllm.v1.worker.gpu.sample.penalties:PenaltiesState.apply",
+    "vllm.v1.worker.gpu.sample.penalties:apply_penalties",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.__init__",
     "vllm.v1.worker.gpu.sample.sampler:Sampler.apply_sampling_params",
+    "vllm.v1.worker.gpu.sample.thinking_budget:ThinkingBudgetState.apply",
+    "vllm.v1.worker.gpu.sample.thinking_budget:apply_thinking_budget",
     "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.__init__",
     "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.propose",
     "vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator._generate_draft",
