@@ -22,6 +22,7 @@ from vllm_ddtree.ops.ancestors import compute_ancestors
 from vllm_ddtree.ops.build import build_tree
 from vllm_ddtree.ops.commit import path_index
 from vllm_ddtree.ops.verify_inputs import restore_positions
+from vllm_ddtree.rank_check import RankCheck
 from vllm_ddtree.state import TreeState
 
 
@@ -57,6 +58,7 @@ class DDTreeSpeculator(DFlashSpeculator):
             (self.max_num_reqs,), self.budget, dtype=torch.int32, device=device
         )
         self.committer: KVCommitter | None = None
+        self.rank_check = RankCheck() if spec_config.ddtree_check_ranks else None
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
@@ -104,6 +106,8 @@ class DDTreeSpeculator(DFlashSpeculator):
         walk, self.state.walk = self.state.walk, None
         if walk is None:
             return
+        if self.rank_check is not None:
+            self.rank_check.compare("walk", walk.path, walk.num_sampled)
         assert self.committer is not None
         self.committer.commit(input_batch, walk)
         restore_positions(
@@ -121,6 +125,17 @@ class DDTreeSpeculator(DFlashSpeculator):
             num_tokens,
         )
         self.hidden_states[:num_tokens] = self.hidden_states[index]
+
+    def propose(
+        self, input_batch: InputBatch, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        draft_tokens = super().propose(input_batch, *args, **kwargs)
+        if self.rank_check is not None and not kwargs.get("dummy_run", False):
+            tree, slots = self.state.tree, input_batch.idx_mapping
+            self.rank_check.compare(
+                "tree", draft_tokens, tree.parents[slots], tree.scores[slots]
+            )
+        return draft_tokens
 
     def _generate_draft(
         self,

@@ -12,36 +12,51 @@ from typing import Any
 
 from engines import EngineConfig
 
-TENSOR_PARALLEL_2: Mapping[str, Any] = {
-    "tensor_parallel_size": 2,
-    "distributed_executor_backend": "mp",
-}
-"""Engine options for two real worker processes."""
 
-TENSOR_PARALLEL_2_ENV: Mapping[str, str] = {
-    # One core for each rank.
-    "VLLM_CPU_OMP_THREADS_BIND": "0|1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
+def tensor_parallel(size: int) -> dict[str, Any]:
+    """Engine options for `size` real worker processes."""
+    return {"tensor_parallel_size": size, "distributed_executor_backend": "mp"}
+
+
+def tensor_parallel_env(size: int) -> dict[str, str]:
+    """One core for each rank, as far as there are cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    bind = "|".join(str(cores[rank % len(cores)]) for rank in range(size))
+    return {"VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+TENSOR_PARALLEL_2 = tensor_parallel(2)
+TENSOR_PARALLEL_2_ENV = tensor_parallel_env(2)
 
 
 def generate_in_own_process(
     config: EngineConfig,
     prompts: Sequence[Sequence[int]],
-    sampling: Mapping[str, Any],
+    sampling: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     env: Mapping[str, str] | None = None,
     timeout_s: float = 300,
+    perturb_rank: int | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt's output.
 
     Fails with the process's output, when it takes too long, and when it leaves worker
     processes behind.
+
+    Args:
+        config: the engine to start there.
+        prompts: token ids.
+        sampling: `SamplingParams` arguments, for all prompts or for each.
+        env: environment variables, over this process's.
+        timeout_s: for the whole process.
+        perturb_rank: spoil the draft scores of this tensor-parallel rank.
+
     """
     request = json.dumps(
         {
             "llm": config.llm_arguments(),
             "prompts": [list(prompt) for prompt in prompts],
-            "sampling": dict(sampling),
+            "sampling": sampling,
+            "perturb_rank": perturb_rank,
         }
     )
     process = subprocess.Popen(
@@ -76,14 +91,33 @@ def _ends_within(process_group: int, seconds: float) -> bool:
         time.sleep(0.2)
 
 
+def perturb_draft_scores(worker: Any, rank: int) -> None:
+    """Runs in every worker: one of them gets other draft scores than the rest."""
+    if worker.rank != rank:
+        return
+    head = worker.model_runner.speculator.draft_head
+    top_k = head.top_k
+
+    def perturbed(*args):
+        tokens, log_probs = top_k(*args)
+        return tokens, log_probs - 0.01 * log_probs.abs()
+
+    head.top_k = perturbed
+
+
 def main() -> None:
     from vllm import LLM, SamplingParams
 
     request = json.loads(sys.stdin.read())
     llm = LLM(**request["llm"])
+    if request["perturb_rank"] is not None:
+        llm.collective_rpc(perturb_draft_scores, args=(request["perturb_rank"],))
+    sampling = request["sampling"]
+    if isinstance(sampling, dict):
+        sampling = [sampling] * len(request["prompts"])
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in request["prompts"]],
-        SamplingParams(**request["sampling"]),
+        [SamplingParams(**arguments) for arguments in sampling],
         use_tqdm=False,
     )
     llm.llm_engine.engine_core.shutdown()
