@@ -37,7 +37,8 @@ class Cache:
     """A byte buffer with planes in it, and canaries between and around the rows."""
 
     def __init__(self, rng, block_size: int, row_bytes: int, num_blocks: int, device):
-        align = int(np.gcd(8, row_bytes))
+        # Strides may be less aligned than the rows are.
+        align = int(np.gcd(rng.choice([1, 2, 4, 8, 8]), row_bytes))
         self.row_bytes = row_bytes
         self.slot_stride = row_bytes + align * int(rng.integers(0, 3))
         used = self.slot_stride * block_size

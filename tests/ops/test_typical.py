@@ -50,9 +50,14 @@ def margins(row: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
         return np.where(np.isneginf(log_p), -np.inf, log_p - threshold)
 
 
-@property_of(NUM_ROWS, epsilon=thresholds, delta=thresholds, has_greedy=st.booleans())
-def test_truncation_by_definition(device, rng, epsilon, delta, has_greedy):
-    vocab_size = small_or(rng, 60, 6000)
+@property_of(
+    NUM_ROWS,
+    vocab_size=st.integers(1, 60) | st.integers(4090, 6000),
+    epsilon=thresholds,
+    delta=thresholds,
+    has_greedy=st.booleans(),
+)
+def test_truncation_by_definition(device, rng, vocab_size, epsilon, delta, has_greedy):
     logits = draw_logits(rng, NUM_ROWS, vocab_size).to(device)
     is_greedy = torch.from_numpy(rng.random(NUM_ROWS) < 0.3).to(device)
     args = (epsilon, delta, is_greedy if has_greedy else None)
@@ -119,8 +124,11 @@ def draw_verified(device, rng, vocab_size: int, is_greedy_share: float):
     slots, num_rows = draw_rows(rng, tree, NUM_REQS)
     num_logits = sum(num_rows)
     logits = draw_logits(rng, num_logits, vocab_size)
-    # Alike rows make paths of equal depth and equal log-probability.
-    if rng.random() < 0.3:
+    # Flat rows leave many paths of equal depth, alike rows of equal probability too.
+    kind = rng.choice(["as drawn", "flat", "alike"])
+    if kind == "flat":
+        logits = torch.from_numpy(rng.normal(0.5, 0.2, size=logits.shape)).float()
+    elif kind == "alike":
         logits[:] = 0.5
     logits = logits.to(device)
     is_greedy = torch.from_numpy(rng.random(num_logits) < is_greedy_share).to(device)
