@@ -50,7 +50,7 @@ def test_demo_names_a_missing_folder(
 
 
 def test_demo_says_why_vllm_does_not_start(real_target: Path) -> None:
-    result = run("examples/demo.py", "--method", "nonsense")
+    result = run("examples/demo.py", "--method", "ddtree", "--budget", "0")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert result.stderr.splitlines()[-1].startswith("demo: vLLM could not start: ")
@@ -61,7 +61,7 @@ def test_demo_ends_with_a_line_for_machines(real_target: Path) -> None:
     assert result.returncode == 0, result.stderr
     last = result.stdout.splitlines()[-1]
     found = re.fullmatch(
-        r"demo: method=dflash tokens=24 acceptance_length=(\d+\.\d\d)", last
+        r"demo: method=ddtree tokens=24 acceptance_length=(\d+\.\d\d)", last
     )
     assert found, last
     assert float(found[1]) > 1.5

@@ -5,7 +5,8 @@ from collections import Counter
 
 from vllm.logger import init_logger
 
-logger = init_logger(__name__)
+# vLLM prints loggers below its own name only.
+logger = init_logger("vllm.ddtree")
 
 CHAIN_REQUESTS = "vllm:ddtree_chain_requests_total"
 

@@ -24,6 +24,7 @@ from vllm_ddtree.ops.commit import path_index
 from vllm_ddtree.ops.verify_inputs import restore_positions
 from vllm_ddtree.rank_check import RankCheck
 from vllm_ddtree.state import TreeState
+from vllm_ddtree.trace import TraceRecorder
 
 
 class DDTreeSpeculator(DFlashSpeculator):
@@ -58,6 +59,7 @@ class DDTreeSpeculator(DFlashSpeculator):
             (self.max_num_reqs,), self.budget, dtype=torch.int32, device=device
         )
         self.committer: KVCommitter | None = None
+        self.trace = TraceRecorder()
         self.rank_check = RankCheck() if spec_config.ddtree_check_ranks else None
 
     def load_draft_model(
@@ -103,6 +105,7 @@ class DDTreeSpeculator(DFlashSpeculator):
         From here on the batch is what a chain's would be: the accepted rows come
         first, at consecutive positions, and the last `num_rejected` are void.
         """
+        self.trace.record(input_batch, self.state)
         walk, self.state.walk = self.state.walk, None
         if walk is None:
             return

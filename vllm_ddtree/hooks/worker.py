@@ -21,3 +21,11 @@ class WorkerExtension:
     def ddtree_metrics(self) -> dict[str, dict[str, int]]:
         """Counters of this worker: metric -> label -> count."""
         return self.model_runner.speculator.state.chain_requests.values()
+
+    def ddtree_start_trace(self) -> None:
+        """Record the tree and the accepted path of every step from now on."""
+        self.model_runner.speculator.trace.start()
+
+    def ddtree_stop_trace(self) -> list[dict[str, Any]]:
+        """Stop recording and return the traces, `vllm_ddtree.trace.TreeTrace`."""
+        return self.model_runner.speculator.trace.stop()
