@@ -79,6 +79,11 @@ class DDTreeSpeculativeConfig(SpeculativeConfig):
     checkpoint's block size minus one."""
 
     @property
+    def supports_all_sampling_params(self) -> bool:
+        # Every node is sampled from the target's processed distribution.
+        return True
+
+    @property
     def max_num_new_slots_for_drafting(self) -> int:
         # One bonus query is part of the scheduled tokens already.
         return self.num_draft_steps
@@ -129,7 +134,12 @@ def create_ddtree_config(
 
 def _check_keys(options: dict[str, Any]) -> None:
     known = {field.name for field in fields(DDTreeSpeculativeConfig)}
-    known -= {"target_model_config", "target_parallel_config", "num_draft_steps"}
+    known -= {
+        "target_model_config",
+        "target_parallel_config",
+        "num_draft_steps",
+        "registered_method",
+    }
     for key in options:
         if key in _REFUSED_KEYS:
             raise ValueError(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's history-dependent logits processing, for rows of a tree.
 
+For a vLLM without `DraftPaths`; `node_logits` is for one that has them.
+
 vLLM takes the drafts before a row to be the rows above it, which holds for a chain.
 Here they are the row's path. All state of the requests stays vLLM's; while no tree is
 being verified the processors are vLLM's own.
@@ -8,8 +10,7 @@ being verified the processors are vLLM's own.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,33 +30,9 @@ from vllm.v1.worker.gpu.sample.thinking_budget import (
 )
 
 from vllm_ddtree.ops.bad_words import mask_bad_words
-from vllm_ddtree.ops.path_tokens import gather_path_tokens
 from vllm_ddtree.ops.penalties import penalize_path
 from vllm_ddtree.ops.thinking_budget import force_reasoning_end
-from vllm_ddtree.state import TreeState
-
-
-@dataclass
-class VerifyRows:
-    """The rows of one verify call, or of one chunk of it."""
-
-    state: TreeState
-    # [num_reqs]
-    slots: torch.Tensor
-    # [num_reqs + 1]
-    cu_num_logits: torch.Tensor
-    num_logits: int
-
-    @cached_property
-    def paths(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """`gather_path_tokens` of the rows; only requests that need it cause it."""
-        return gather_path_tokens(
-            self.state.tree,
-            self.slots,
-            self.cu_num_logits,
-            self.num_logits,
-            self.state.max_depth,
-        )
+from vllm_ddtree.state import VerifyRows
 
 
 class CurrentRows:
@@ -200,23 +177,35 @@ class PathThinkingBudget:
         )
 
 
-def make_path_aware(sampler: Sampler, current: CurrentRows) -> bool:
-    """Replace the processors of a sampler that look at drafts.
+class NodeLogits:
+    """A sampler whose logits processing follows each row's path.
 
-    Returns whether the engine has processors that are not vLLM's own; those still
-    take every request's drafts to be a chain.
+    The processors of the sampler that look at drafts are replaced. Processors that
+    are not vLLM's own still take every request's drafts to be a chain.
     """
-    has_custom = False
-    processors: list[LogitsProcessor] = []
-    for processor in sampler.logits_processors:
-        if isinstance(processor, PenaltiesState):
-            processor = PathPenalties(processor, current)
-        elif isinstance(processor, BadWordsState):
-            processor = PathBadWords(processor, current)
-        elif not isinstance(processor, LogitBiasState):
-            has_custom = True
-        processors.append(processor)
-    sampler.logits_processors = processors
-    thinking_budget: Any = PathThinkingBudget(sampler.thinking_budget_state, current)
-    sampler.thinking_budget_state = thinking_budget
-    return has_custom
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.current = CurrentRows()
+        self.has_custom_processors = False
+        processors: list[LogitsProcessor] = []
+        for processor in sampler.logits_processors:
+            if isinstance(processor, PenaltiesState):
+                processor = PathPenalties(processor, self.current)
+            elif isinstance(processor, BadWordsState):
+                processor = PathBadWords(processor, self.current)
+            elif not isinstance(processor, LogitBiasState):
+                self.has_custom_processors = True
+            processors.append(processor)
+        sampler.logits_processors = processors
+        thinking_budget: Any = PathThinkingBudget(
+            sampler.thinking_budget_state, self.current
+        )
+        sampler.thinking_budget_state = thinking_budget
+
+    def process(
+        self, rows: VerifyRows, logits: torch.Tensor, *args: Any
+    ) -> torch.Tensor:
+        """`Sampler.apply_sampling_params(logits, *args)` for rows of trees."""
+        with self.current.being(rows):
+            return self.sampler.apply_sampling_params(logits, *args)

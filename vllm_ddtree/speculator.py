@@ -9,8 +9,8 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
@@ -67,15 +67,21 @@ class DDTreeSpeculator(DFlashSpeculator):
     ) -> nn.Module:
         model = super().load_draft_model(target_model, target_attn_layer_names)
         self.draft_head = DraftHead(model)
-        base = resolve_model_state_cls(self.vllm_config, target_model)
-        if base is not DefaultModelState:
+        return model
+
+    def get_target_model_state_cls(self, cls: type[ModelState]) -> type[ModelState]:
+        """The model state that prepares and verifies this speculator's trees.
+
+        Raises:
+            ValueError: the target needs another one than vLLM's default.
+
+        """
+        if cls is not DefaultModelState:
             raise ValueError(
                 "Speculative method 'ddtree' does not support targets with their own "
-                f"model state ({base.__name__}) yet; use method 'dflash'."
+                f"model state ({cls.__name__}) yet; use method 'dflash'."
             )
-        bound = type("TreeModelState", (TreeModelState,), {"speculator": self})
-        target_model.get_model_state_cls = lambda: bound
-        return model
+        return type("TreeModelState", (TreeModelState,), {"speculator": self})
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         # Capture sizes count the target's tokens; the draft's are the same numbers

@@ -2,12 +2,14 @@
 """The state that drafting, verification and commit of one engine share."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 
 from vllm_ddtree.metrics import ChainRequests
+from vllm_ddtree.ops.path_tokens import gather_path_tokens
 from vllm_ddtree.tree import MAX_BUDGET, TreeBatch
 
 
@@ -19,6 +21,29 @@ class WalkResult:
     path: torch.Tensor
     # [num_reqs] int32, accepted rows and the bonus token; 0 while prefilling
     num_sampled: torch.Tensor
+
+
+@dataclass
+class VerifyRows:
+    """The rows of one verify call, or of one chunk of it."""
+
+    state: "TreeState"
+    # [num_reqs]
+    slots: torch.Tensor
+    # [num_reqs + 1]
+    cu_num_logits: torch.Tensor
+    num_logits: int
+
+    @cached_property
+    def paths(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`gather_path_tokens` of the rows; only requests that need it cause it."""
+        return gather_path_tokens(
+            self.state.tree,
+            self.slots,
+            self.cu_num_logits,
+            self.num_logits,
+            self.state.max_depth,
+        )
 
 
 class TreeState:

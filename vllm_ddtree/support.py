@@ -76,11 +76,6 @@ def _parallel_reasons(config: ParallelConfig) -> Iterator[str]:
         size = getattr(config, name)
         if size > 1:
             yield f"does not support {what} yet, but {name}={size}; set it to 1."
-    if config.worker_extension_cls:
-        yield (
-            "loads its worker code through worker_extension_cls, which is set to "
-            f"{config.worker_extension_cls}; remove it."
-        )
 
 
 def _model_reasons(model: ModelConfig) -> Iterator[str]:

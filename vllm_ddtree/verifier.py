@@ -16,11 +16,11 @@ from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from vllm_ddtree.config import DDTreeSpeculativeConfig
+from vllm_ddtree.hooks.sampler import NodeLogits
 from vllm_ddtree.ops.commit import path_index
 from vllm_ddtree.ops.typical import truncate_typical, walk_typical
 from vllm_ddtree.ops.walk import walk_tree
-from vllm_ddtree.path_processors import CurrentRows, VerifyRows, make_path_aware
-from vllm_ddtree.state import TreeState, WalkResult
+from vllm_ddtree.state import TreeState, VerifyRows, WalkResult
 
 
 class TreeVerifier(RejectionSampler):
@@ -46,8 +46,8 @@ class TreeVerifier(RejectionSampler):
         super().__init__(sampler, spec_config, device)
         self.state = state
         self.spec_config = spec_config
-        self._current = CurrentRows()
-        state.has_custom_processors = make_path_aware(sampler, self._current)
+        self._node_logits = NodeLogits(sampler)
+        state.has_custom_processors = self._node_logits.has_custom_processors
         # Of the call in progress: walks of the chunks so far, the requests of the
         # chunk, how many nodes may be accepted, columns of logprobs.
         self._walks: list[WalkResult] = []
@@ -124,17 +124,17 @@ class TreeVerifier(RejectionSampler):
         reqs = slice(begin, begin + idx_mapping.shape[0])
         slots = self.state.tree_slots[reqs]
         rows = VerifyRows(self.state, slots, cu_num_logits, logits.shape[0])
-        with self._current.being(rows):
-            processed = self.sampler.apply_sampling_params(
-                logits,
-                expanded_idx_mapping,
-                idx_mapping,
-                idx_mapping_np,
-                pos,
-                draft_sampled,
-                expanded_local_pos,
-                seq_lens_upper_bound_np,
-            )
+        processed = self._node_logits.process(
+            rows,
+            logits,
+            expanded_idx_mapping,
+            idx_mapping,
+            idx_mapping_np,
+            pos,
+            draft_sampled,
+            expanded_local_pos,
+            seq_lens_upper_bound_np,
+        )
         max_nodes = None if self._max_nodes is None else self._max_nodes[reqs]
         limits = (cu_num_logits, self.state.max_depth, max_nodes)
         if self.spec_config.ddtree_acceptance == "typical":

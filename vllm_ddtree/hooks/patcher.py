@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ddtree import VLLM_VERSION
-from vllm_ddtree.hooks.registry import DEPENDS_ON, HOOKS, Hook
+from vllm_ddtree.hooks.registry import DEPENDS_ON, HOOKS, NATIVE_METHOD, Hook
 
 OWNER_ATTRIBUTE = "__ddtree_hook__"
+FINGERPRINTS = Path(__file__).parent / "fingerprints"
 
 
 class HookError(RuntimeError):
@@ -64,6 +65,15 @@ def fingerprints() -> dict[str, str]:
     return {name: fingerprint(name) for name in names}
 
 
+def known_fingerprints() -> dict[str, set[str]]:
+    """Of every function: vLLM's own, and what the patches make of it."""
+    known: dict[str, set[str]] = {}
+    for file in sorted(FINGERPRINTS.glob(f"{VLLM_VERSION}*.json")):
+        for name, value in json.loads(file.read_text()).items():
+            known.setdefault(name, set()).add(value)
+    return known
+
+
 def check_fingerprints() -> None:
     """Compare the running vLLM with the one this package was written against.
 
@@ -71,12 +81,10 @@ def check_fingerprints() -> None:
         HookError: functions differ; the message names them.
 
     """
-    file = Path(__file__).parent / "fingerprints" / f"{VLLM_VERSION}.json"
-    recorded = json.loads(file.read_text())
     changed = []
-    for name, value in recorded.items():
+    for name, known in known_fingerprints().items():
         try:
-            same = fingerprint(name) == value
+            same = fingerprint(name) in known
         except (ImportError, AttributeError, OSError, TypeError):
             same = False
         if not same:
@@ -98,7 +106,12 @@ def install(stage: str) -> list[str]:
         HookError: a target is missing or another package has replaced it.
 
     """
+    if exists(NATIVE_METHOD):
+        return []
     pending = [(hook, _prepare(hook)) for hook in HOOKS if hook.stage == stage]
+    for hook, _ in pending:
+        if hook.instead and exists(hook.native):
+            _load(hook.instead)()
     installed = []
     for hook, replacement in pending:
         if replacement is None:
@@ -122,6 +135,11 @@ def uninstall(stage: str) -> None:
                 setattr(holder, attribute, original)
 
 
+def _load(name: str) -> Callable[..., Any]:
+    holder, attribute, _ = resolve(name)
+    return getattr(holder, attribute)
+
+
 def _prepare(hook: Hook) -> Any:
     """The replacement, or None where none is needed. Changes nothing."""
     if exists(hook.native):
@@ -138,8 +156,6 @@ def _prepare(hook: Hook) -> Any:
             f"hook '{hook.id}': another package has replaced one of "
             f"{', '.join(hook.bind_sites)}. Remove that package or its patch."
         )
-    module_name, _, factory = hook.body.partition(":")
-    wrap: Callable[[Any], Any] = getattr(importlib.import_module(module_name), factory)
-    replacement = wrap(originals[0])
+    replacement = _load(hook.body)(originals[0])
     setattr(replacement, OWNER_ATTRIBUTE, originals[0])
     return replacement

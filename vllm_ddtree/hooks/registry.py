@@ -26,7 +26,28 @@ class Hook:
     """The upstream patch that makes the hook unnecessary."""
     native: str
     """Exists in a vLLM that has the patch; the hook is then not installed."""
+    instead: str | None = None
+    """Function of this folder to call where ``native`` exists."""
 
+
+@dataclass(frozen=True)
+class Seam:
+    """A place that vLLM offers for extension, used without replacing a function."""
+
+    id: str
+    where: str
+    body: str
+    why: str
+    patch: str
+    """The upstream patch that makes it unnecessary."""
+    native: str
+    """Exists in a vLLM that has the patch; the seam is then not used."""
+
+
+_REGISTRY_PATCH = "0001-Spec-Decode-Registry-for-speculative-methods.patch"
+METHOD_PATCH = "0008-Spec-Decode-Add-method-ddtree.patch"
+NATIVE_METHOD = "vllm.v1.spec_decode.ddtree:create_config"
+"""Exists in a vLLM that has the method itself; the package then does nothing."""
 
 HOOKS: tuple[Hook, ...] = (
     Hook(
@@ -36,8 +57,9 @@ HOOKS: tuple[Hook, ...] = (
         body="vllm_ddtree.hooks.engine_args:wrap_create_speculative_config",
         stage="front_end",
         why="SpeculativeConfig.method is a closed list without 'ddtree'.",
-        patch="0001-registry-for-speculative-methods.patch",
+        patch=_REGISTRY_PATCH,
         native="vllm.v1.spec_decode.registry:register_speculative_method",
+        instead="vllm_ddtree.hooks.engine_args:register_method",
     ),
     Hook(
         id="sampling-params",
@@ -47,7 +69,7 @@ HOOKS: tuple[Hook, ...] = (
         stage="front_end",
         why="vLLM refuses min_p and logit_bias with any speculation; a tree's nodes "
         "are sampled with both.",
-        patch="0004-let-a-speculative-method-accept-all-sampling-params.patch",
+        patch="0004-Spec-Decode-Let-a-speculative-method-accept-all-samp.patch",
         native="vllm.config:SpeculativeConfig.supports_all_sampling_params",
     ),
     Hook(
@@ -60,7 +82,7 @@ HOOKS: tuple[Hook, ...] = (
         body="vllm_ddtree.hooks.runner:wrap_init_speculator",
         stage="worker",
         why="Speculators are chosen by a chain of ifs over known methods.",
-        patch="0001-registry-for-speculative-methods.patch",
+        patch=_REGISTRY_PATCH,
         native="vllm.v1.spec_decode.registry:register_speculative_method",
     ),
     Hook(
@@ -70,8 +92,46 @@ HOOKS: tuple[Hook, ...] = (
         body="vllm_ddtree.hooks.cpu_platform:wrap_get_attn_backend_cls",
         stage="worker",
         why="On a CPU vLLM ignores the selected attention backend, CUSTOM included.",
-        patch="0003-honour-a-custom-attention-backend-on-cpu.patch",
-        native="vllm.platforms.cpu:CpuPlatform.supports_custom_attention",
+        patch="0003-CPU-Honour-a-custom-attention-backend.patch",
+        native="vllm.platforms.cpu:CpuPlatform.selectable_attn_backends",
+    ),
+)
+
+TARGET_MODEL_STATE = Seam(
+    id="target-model-state",
+    where="`get_model_state_cls` of the target model",
+    body="vllm_ddtree.hooks.speculator:PluginSpeculator.load_draft_model",
+    why="The model alone chooses who prepares and verifies its batches.",
+    patch="0002-Spec-Decode-A-speculator-may-bring-the-target-s-mode.patch",
+    native="vllm.v1.worker.gpu.spec_decode.speculator:"
+    "BaseSpeculator.get_target_model_state_cls",
+)
+DRAFT_PATHS = Seam(
+    id="draft-paths",
+    where="`logits_processors` and `thinking_budget_state` of the engine's `Sampler`",
+    body="vllm_ddtree.path_processors:NodeLogits",
+    why="Logits processing takes the drafts before a row to be the rows above it.",
+    patch="0005-Spec-Decode-Logits-processing-of-drafts-that-branch.patch",
+    native="vllm.v1.worker.gpu.sample.logits_processor.interface:DraftPaths",
+)
+SEAMS: tuple[Seam, ...] = (
+    TARGET_MODEL_STATE,
+    DRAFT_PATHS,
+    Seam(
+        id="attention-backend",
+        where="`register_backend(AttentionBackendEnum.CUSTOM, ...)`",
+        body="vllm_ddtree.hooks.worker:WorkerExtension",
+        why="vLLM has no tree attention.",
+        patch=METHOD_PATCH,
+        native=NATIVE_METHOD,
+    ),
+    Seam(
+        id="worker-extension",
+        where="`ParallelConfig.worker_extension_cls`",
+        body="vllm_ddtree.hooks.worker:WorkerExtension",
+        why="Workers install the hooks of their stage before they are built.",
+        patch=METHOD_PATCH,
+        native=NATIVE_METHOD,
     ),
 )
 

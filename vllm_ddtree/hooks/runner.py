@@ -13,8 +13,8 @@ def wrap_init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if not isinstance(vllm_config.speculative_config, DDTreeSpeculativeConfig):
             return original(vllm_config, device, req_states)
-        from vllm_ddtree.speculator import DDTreeSpeculator
+        from vllm_ddtree.hooks.speculator import PluginSpeculator
 
-        return DDTreeSpeculator(vllm_config, device, req_states)
+        return PluginSpeculator(vllm_config, device, req_states)
 
     return init_speculator
