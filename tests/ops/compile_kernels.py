@@ -31,6 +31,7 @@ from vllm_ddtree.ops.build import build_tree
 from vllm_ddtree.ops.commit import commit_kv, path_index
 from vllm_ddtree.ops.path_tokens import gather_path_tokens
 from vllm_ddtree.ops.penalties import penalize_path
+from vllm_ddtree.ops.stop_tokens import cut_at_stop
 from vllm_ddtree.ops.thinking_budget import force_reasoning_end
 from vllm_ddtree.ops.top_k import local_top_k, merge_top_k, top_k_log_probs
 from vllm_ddtree.ops.tree_attention import merge_tree_attention
@@ -118,6 +119,8 @@ def launch_all(budget: int, top_k: int, vocab_size: int) -> None:
     force_reasoning_end(*rows, *state, *markers, use_kernel=True)
 
     path = torch.zeros(2, depth, dtype=torch.int32)
+    sampled = torch.zeros(2, depth + 1, dtype=torch.int64)
+    cut_at_stop(path, sampled, ints, slots, history, ints, use_kernel=True)
     table = torch.zeros(2, 8, dtype=torch.int32)
     planes = torch.zeros(4, dtype=torch.int64)
     for row_bytes in (2048, 132, 66, 33):
