@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 
 from vllm_ddtree.metrics import ChainRequests
 from vllm_ddtree.ops.path_tokens import gather_path_tokens
+from vllm_ddtree.stop_tokens import StopTokens
 from vllm_ddtree.tree import MAX_BUDGET, TreeBatch
 
 
@@ -64,6 +65,7 @@ class TreeState:
         self.max_rank = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
         # [max_num_reqs] by slot: length at which the request ends at the latest.
         self.max_seq_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
+        self.stop_tokens = StopTokens(max_num_reqs, device)
         self.has_custom_processors = False
         self.chain_requests = ChainRequests()
         self.walk: WalkResult | None = None
@@ -73,6 +75,7 @@ class TreeState:
     ) -> None:
         """Give a slot to a new request; its tree is a bare root until it drafts."""
         self.max_seq_len.np[req_state_idx] = max_seq_len
+        self.stop_tokens.add_request(req_state_idx, params)
         reason = None
         if params is not None:
             reason = chain_reason(params, self.has_custom_processors)
@@ -83,6 +86,7 @@ class TreeState:
     def apply_staged_writes(self) -> None:
         self.max_rank.copy_to_uva()
         self.max_seq_len.copy_to_uva()
+        self.stop_tokens.apply_staged_writes()
 
 
 def chain_reason(params: SamplingParams, has_custom_processors: bool) -> str | None:

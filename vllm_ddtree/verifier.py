@@ -151,6 +151,7 @@ class TreeVerifier(RejectionSampler):
             path, sampled, num_sampled = walk_tree(
                 self.state.tree, slots, tokens, *limits
             )
+        self.state.stop_tokens.cut(path, sampled, num_sampled, idx_mapping)
         self._walks.append(WalkResult(path, num_sampled))
         self._idx_mapping = idx_mapping
         return processed, sampled, num_sampled
