@@ -75,7 +75,8 @@ def check_seed_equality(count: int, seed: int, budget: int) -> float:
     plain = run(PLAIN, prompts, options)
     outputs = run(tree(budget), prompts, options)
     assert differences(outputs, plain, options) == []
-    return acceptance_length(outputs)
+    # A request of one token was never drafted for.
+    return acceptance_length([o for o in outputs if o.outputs[0].spec_decode_metrics])
 
 
 def test_seeded_requests_with_every_option_in_one_batch() -> None:
