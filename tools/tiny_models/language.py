@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -114,7 +114,6 @@ def save_tokenizer(folder: Path) -> None:
     model = WordLevel({t: i for i, t in enumerate(VOCABULARY)}, unk_token="<unk>")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", BOS)]
     )
@@ -126,5 +125,7 @@ def save_tokenizer(folder: Path) -> None:
         mask_token="<mask>",
         unk_token="<unk>",
     )
-    fast.chat_template = "{% for m in messages %}{{ m['content'] }} . {% endfor %}"
+    fast.chat_template = (
+        "{{ bos_token }} {% for m in messages %}{{ m['content'] }} . {% endfor %}"
+    )
     fast.save_pretrained(folder)

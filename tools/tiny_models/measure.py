@@ -29,10 +29,13 @@ from vllm import LLM, SamplingParams
 
 
 def start(pair: Path, speculative: bool) -> LLM:
-    """The engine for one pair; MLA in float32 needs the reference backend."""
+    """The engine for one pair."""
     options: dict = {}
     if "kv_lora_rank" in json.loads((pair / "target/config.json").read_text()):
+        # The AMX backend is for bfloat16 only, and vLLM 0.32's CPU kernel for rotary
+        # embeddings takes the heads of MLA's 3-D query for tokens.
         options["attention_config"] = {"backend": "CPU_MLA"}
+        options["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
     if speculative:
         config = json.loads((pair / "draft/config.json").read_text())
         options["speculative_config"] = {
