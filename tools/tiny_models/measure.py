@@ -70,11 +70,10 @@ def generate(llm: LLM, prompts: list[list[int]], temperature: float, tokens: int
 
 
 def counters(llm: LLM) -> tuple[int, int]:
+    """Accepted draft tokens and drafts so far."""
     values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
-    return tuple(
-        values.get(f"vllm:spec_decode_num_{name}", 0)
-        for name in ("accepted_tokens", "drafts")
-    )
+    prefix = "vllm:spec_decode_num_"
+    return values.get(prefix + "accepted_tokens", 0), values.get(prefix + "drafts", 0)
 
 
 def main() -> None:
