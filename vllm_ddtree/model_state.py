@@ -17,8 +17,10 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_ddtree.attention import TreeAttentionBackend
 from vllm_ddtree.kv_commit import KVCommitter, KVPlanes
 from vllm_ddtree.ops.verify_inputs import prepare_verify_inputs
+from vllm_ddtree.shard_verifier import ShardVerifier
 from vllm_ddtree.state import TreeState
 from vllm_ddtree.verifier import TreeVerifier
+from vllm_ddtree.vocab_shard import VocabShard
 
 if TYPE_CHECKING:
     from vllm_ddtree.speculator import DDTreeSpeculator
@@ -35,8 +37,22 @@ class TreeModelState(DefaultModelState):
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         spec_config = self.vllm_config.speculative_config
-        verifier = TreeVerifier(sampler, spec_config, self.device, self.tree_state)
-        return sampler, verifier
+        args = (sampler, spec_config, self.device, self.tree_state)
+        self.shard_verifier = None
+        if self._can_keep_shards(sampler):
+            self.shard_verifier = ShardVerifier(*args, target_model=self.model)
+            return sampler, self.shard_verifier
+        return sampler, TreeVerifier(*args)
+
+    def _can_keep_shards(self, sampler: Any) -> bool:
+        """Whether sampling per vocabulary shard is possible, exact and worth it."""
+        return (
+            self.vllm_config.parallel_config.tensor_parallel_size > 1
+            and self.vllm_config.speculative_config.ddtree_acceptance == "rejection"
+            and VocabShard.fits(self.model)
+            and not sampler.compute_nans
+            and not sampler.use_fp64_gumbel
+        )
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
@@ -76,6 +92,8 @@ class TreeModelState(DefaultModelState):
         super().preprocess_state(
             input_batch, block_tables, kv_cache_config, num_computed_tokens
         )
+        if self.shard_verifier is not None:
+            self.shard_verifier.prepare(input_batch)
         # Slot mappings were computed before: KV stays in storage order.
         state = self.tree_state
         prepare_verify_inputs(

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
@@ -66,6 +67,8 @@ class TreeState:
         # [max_num_reqs] by slot: length at which the request ends at the latest.
         self.max_seq_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
         self.stop_tokens = StopTokens(max_num_reqs, device)
+        # [max_num_reqs] by slot: sampling needs whole rows of logits.
+        self.needs_rows: np.ndarray = np.zeros(max_num_reqs, dtype=bool)
         self.has_custom_processors = False
         self.chain_requests = ChainRequests()
         self.walk: WalkResult | None = None
@@ -82,11 +85,36 @@ class TreeState:
         if reason is not None:
             self.chain_requests.add(reason)
         self.max_rank.np[req_state_idx] = MAX_BUDGET if reason is None else 1
+        self.needs_rows[req_state_idx] = reason is not None or (
+            params is not None and needs_whole_rows(params)
+        )
 
     def apply_staged_writes(self) -> None:
         self.max_rank.copy_to_uva()
         self.max_seq_len.copy_to_uva()
         self.stop_tokens.apply_staged_writes()
+
+
+def needs_whole_rows(params: SamplingParams) -> bool:
+    """Whether more than an argmax of logits, temperature and noise is asked for."""
+    truncates = params.temperature > 0 and (
+        params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    )
+    penalizes = (
+        params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+    )
+    edits = params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids
+    return bool(
+        truncates
+        or penalizes
+        or edits
+        or params.min_tokens > 0
+        or params.thinking_token_budget is not None
+        or params.logprobs is not None
+        or params.logprob_token_ids
+    )
 
 
 def chain_reason(params: SamplingParams, has_custom_processors: bool) -> str | None:

@@ -50,6 +50,7 @@ class TreeVerifier(RejectionSampler):
         state.has_custom_processors = self._node_logits.has_custom_processors
         # Of the call in progress: walks of the chunks so far, the requests of the
         # chunk, how many nodes may be accepted, columns of logprobs.
+        self._tree_slots = state.tree_slots
         self._walks: list[WalkResult] = []
         self._idx_mapping: torch.Tensor | None = None
         self._max_nodes: torch.Tensor | None = None
@@ -62,7 +63,21 @@ class TreeVerifier(RejectionSampler):
         draft_logits: torch.Tensor | None = None,
         invalid_drafts: torch.Tensor | None = None,
     ) -> SamplerOutput:
+        return self.verify(logits, input_batch, self.state.tree_slots, invalid_drafts)
+
+    def verify(
+        self,
+        # [num_logits, vocab_size]
+        logits: torch.Tensor,
+        input_batch: InputBatch,
+        # [>= num_reqs] slot of each request's tree, or -1
+        tree_slots: torch.Tensor,
+        # [num_logits] bool
+        invalid_drafts: torch.Tensor | None = None,
+    ) -> SamplerOutput:
+        """Sample and walk the trees of a batch; leaves the walk in the state."""
         sampler = self.sampler
+        self._tree_slots = tree_slots
         num_nans = get_num_nans(logits) if sampler.compute_nans else None
         rows = input_batch.logits_indices
         self._walks.clear()
@@ -76,7 +91,7 @@ class TreeVerifier(RejectionSampler):
         sampled, num_sampled, logprobs, _ = self._verify_in_chunks(
             logits,
             input_batch,
-            draft_logits,
+            None,
             input_batch.input_ids[rows],
             input_batch.positions[rows],
             rejection_sampler.get_max_chunk_logits(logits.shape[1]),
@@ -122,7 +137,7 @@ class TreeVerifier(RejectionSampler):
         # Chunks come in batch order.
         begin = sum(walk.path.shape[0] for walk in self._walks)
         reqs = slice(begin, begin + idx_mapping.shape[0])
-        slots = self.state.tree_slots[reqs]
+        slots = self._tree_slots[reqs]
         rows = VerifyRows(self.state, slots, cu_num_logits, logits.shape[0])
         processed = self._node_logits.process(
             rows,

@@ -36,6 +36,7 @@ def generate_in_own_process(
     env: Mapping[str, str] | None = None,
     timeout_s: float = 300,
     perturb_rank: int | None = None,
+    gathered_bytes: list[int] | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt's output.
 
@@ -49,6 +50,7 @@ def generate_in_own_process(
         env: environment variables, over this process's.
         timeout_s: for the whole process.
         perturb_rank: spoil the draft scores of this tensor-parallel rank.
+        gathered_bytes: receives the bytes that each rank put into all-gathers.
 
     """
     request = json.dumps(
@@ -57,6 +59,7 @@ def generate_in_own_process(
             "prompts": [list(prompt) for prompt in prompts],
             "sampling": sampling,
             "perturb_rank": perturb_rank,
+            "counts_bytes": gathered_bytes is not None,
         }
     )
     process = subprocess.Popen(
@@ -71,14 +74,17 @@ def generate_in_own_process(
     try:
         log, _ = process.communicate(request, timeout=timeout_s)
         assert process.returncode == 0, log
-        assert _ends_within(process.pid, seconds=20), "worker processes were left"
+        assert ends_within(process.pid, seconds=20), "worker processes were left"
     finally:
-        if not _ends_within(process.pid, seconds=0):
+        if not ends_within(process.pid, seconds=0):
             os.killpg(process.pid, signal.SIGKILL)
-    return json.loads(log.splitlines()[-1])
+    result = json.loads(log.splitlines()[-1])
+    if gathered_bytes is not None:
+        gathered_bytes.extend(result["gathered_bytes"])
+    return result["tokens"]
 
 
-def _ends_within(process_group: int, seconds: float) -> bool:
+def ends_within(process_group: int, seconds: float) -> bool:
     """Whether no process of the group is left, or none soon."""
     deadline = time.monotonic() + seconds
     while True:
@@ -105,11 +111,32 @@ def perturb_draft_scores(worker: Any, rank: int) -> None:
     head.top_k = perturbed
 
 
+def count_gathered_bytes(worker: Any) -> None:
+    """Runs in every worker: add up the sizes of what it puts into all-gathers."""
+    from vllm.distributed import get_tp_group
+
+    group = get_tp_group()
+    all_gather = group.all_gather
+    worker.gathered_bytes = 0
+
+    def counted(tensor, *args, **kwargs):
+        worker.gathered_bytes += tensor.numel() * tensor.element_size()
+        return all_gather(tensor, *args, **kwargs)
+
+    group.all_gather = counted
+
+
+def read_gathered_bytes(worker: Any) -> int:
+    return worker.gathered_bytes
+
+
 def main() -> None:
     from vllm import LLM, SamplingParams
 
     request = json.loads(sys.stdin.read())
     llm = LLM(**request["llm"])
+    if request["counts_bytes"]:
+        llm.collective_rpc(count_gathered_bytes)
     if request["perturb_rank"] is not None:
         llm.collective_rpc(perturb_draft_scores, args=(request["perturb_rank"],))
     sampling = request["sampling"]
@@ -120,8 +147,11 @@ def main() -> None:
         [SamplingParams(**arguments) for arguments in sampling],
         use_tqdm=False,
     )
+    result = {"tokens": [list(output.outputs[0].token_ids) for output in outputs]}
+    if request["counts_bytes"]:
+        result["gathered_bytes"] = llm.collective_rpc(read_gathered_bytes)
     llm.llm_engine.engine_core.shutdown()
-    print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import EngineConfig, ddtree, generate, token_ids
+from engines import EngineConfig, ddtree, dflash, generate, token_ids
 from own_process import generate_in_own_process, tensor_parallel, tensor_parallel_env
 from prompts import random_prompts
 from vllm import SamplingParams
@@ -24,7 +24,7 @@ FULL = [
 
 
 def mixed_requests(target: Path) -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """Greedy and seeded requests of different lengths in one batch."""
+    """Greedy and seeded requests in one batch; some need whole rows of logits."""
     chooser = random.Random(1)
     sampling = [
         {
@@ -35,6 +35,8 @@ def mixed_requests(target: Path) -> tuple[list[list[int]], list[dict[str, Any]]]
         }
         for i in range(NUM_REQUESTS)
     ]
+    sampling[2] |= {"top_k": 20, "top_p": 0.9}
+    sampling[3] |= {"repetition_penalty": 1.3}
     return random_prompts(target, NUM_REQUESTS, seed=9), sampling
 
 
@@ -65,6 +67,31 @@ def test_ranks_give_the_tokens_of_one_everywhere(
     pair: str, size: int, budget: int
 ) -> None:
     check_equal(pair, size, budget)
+
+
+def test_a_tree_step_gathers_no_more_than_a_chain_step() -> None:
+    """Beyond the activations' all-reduces; the vocabulary here favours the chain."""
+    target, draft = ASSETS / "tiny-qwen3" / "target", ASSETS / "tiny-qwen3" / "draft"
+    prompts = random_prompts(target, 1, seed=2)
+    sampling = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}
+    options = tensor_parallel(2)
+    env = tensor_parallel_env(2) | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    per_step = []
+    for config in (
+        dflash(target, draft, 15),
+        ddtree(target, draft, 63),
+    ):
+        alone = generate(config, prompts, SamplingParams(**sampling))
+        num_steps = sum(alone[0].outputs[0].spec_decode_metrics.histogram)
+        gathered: list[int] = []
+        parallel = EngineConfig(config.model, config.speculative, options)
+        generate_in_own_process(
+            parallel, prompts, sampling, env, gathered_bytes=gathered
+        )
+        assert gathered[0] == gathered[1] > 0
+        per_step.append(gathered[0] / num_steps)
+    chain, tree = per_step
+    assert tree <= 1.2 * chain
 
 
 def test_the_rank_check_sees_a_rank_with_other_scores() -> None:
