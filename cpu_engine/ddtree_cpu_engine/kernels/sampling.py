@@ -70,8 +70,10 @@ def penalties_kernel(
     output_bin_counts_stride: int,
     vocab_size: int,
     BLOCK_SIZE: int,
+    # Of a vLLM with `patches/`: drafts by row, that many apart; 0 for a chain.
+    PATH_STRIDE: int = 0,
 ) -> None:
-    token_ids = token_ids_ptr.numpy()
+    token_ids = token_ids_ptr.flatten().numpy()
     local_pos = expanded_local_pos_ptr.tolist()
     for token_idx, req_state_idx in enumerate(
         _rows(logits_ptr, expanded_idx_mapping_ptr)
@@ -88,7 +90,9 @@ def penalties_kernel(
             continue
         counts = output_bin_counts_ptr[req_state_idx, :vocab_size].numpy().copy()
         # The drafts before this row: the rows that follow the request's first.
-        drafts = token_ids[token_idx - local_pos[token_idx] + 1 : token_idx + 1]
+        num_drafts = local_pos[token_idx]
+        begin = token_idx * PATH_STRIDE if PATH_STRIDE else token_idx - num_drafts + 1
+        drafts = token_ids[begin : begin + num_drafts]
         np.add.at(counts, drafts[(drafts >= 0) & (drafts < vocab_size)], 1)
         row = logits_ptr[token_idx, :vocab_size]
         values = float_row(row)
