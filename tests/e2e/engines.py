@@ -21,6 +21,8 @@ _ENGINE_DEFAULTS: Mapping[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 512,
     "enable_prefix_caching": False,
+    # 64 blocks of 128 tokens: an engine that was dropped may keep its cache.
+    "num_gpu_blocks_override": 64,
     "enforce_eager": True,
 }
 
