@@ -135,6 +135,13 @@ def uninstall(stage: str) -> None:
                 setattr(holder, attribute, original)
 
 
+def _is_own_function(value: Any, name: str) -> bool:
+    """Whether the value is a function written in the module that `name` begins with."""
+    code = getattr(getattr(value, "__func__", value), "__code__", None)
+    module = importlib.import_module(name.partition(":")[0])
+    return code is not None and code.co_filename == module.__file__
+
+
 def _load(name: str) -> Callable[..., Any]:
     holder, attribute, _ = resolve(name)
     return getattr(holder, attribute)
@@ -151,7 +158,8 @@ def _prepare(hook: Hook) -> Any:
     owned = [hasattr(original, OWNER_ATTRIBUTE) for original in originals]
     if all(owned):
         return None
-    if any(owned) or any(original is not originals[0] for original in originals):
+    is_foreign = not _is_own_function(originals[0], hook.target)
+    if is_foreign or any(original is not originals[0] for original in originals):
         raise HookError(
             f"hook '{hook.id}': another package has replaced one of "
             f"{', '.join(hook.bind_sites)}. Remove that package or its patch."

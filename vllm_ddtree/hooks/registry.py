@@ -126,6 +126,14 @@ SEAMS: tuple[Seam, ...] = (
         native=NATIVE_METHOD,
     ),
     Seam(
+        id="sharded-logits",
+        where="`compute_logits` of the target model, with tensor parallelism",
+        body="vllm_ddtree.shard_verifier:ShardVerifier",
+        why="vLLM gathers the logits of all rows before it asks who samples them.",
+        patch=METHOD_PATCH,
+        native=NATIVE_METHOD,
+    ),
+    Seam(
         id="worker-extension",
         where="`ParallelConfig.worker_extension_cls`",
         body="vllm_ddtree.hooks.worker:WorkerExtension",
