@@ -22,7 +22,7 @@ demo: venv models
 	@$(BIN)/python examples/demo.py --model $(TARGET) $(DEMO_ARGS)
 
 test: venv models
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(if $(FRESH),,--skip-passed) $(PYTEST_ARGS)
 
 test-full: venv models
 	$(BIN)/python -m pytest --full $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ if importlib.util.find_spec("ddtree_cpu_engine"):
     environment.configure()
 
 import torch
+from passed_before import PassedBefore
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_TARGET = ROOT / ".models" / "SmolLM2-135M-Instruct"
@@ -29,6 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="also run the tests marked `full`"
     )
+    parser.addoption(
+        "--skip-passed",
+        action="store_true",
+        help="skip the tests that have passed with exactly these files",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--skip-passed"):
+        config.pluginmanager.register(PassedBefore(config))
 
 
 def pytest_collection_modifyitems(
