@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the runner asks how to prepare, verify and commit a batch of trees."""
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_ddtree.attention import TreeAttentionBackend
 from vllm_ddtree.kv_commit import KVCommitter, KVPlanes
+from vllm_ddtree.lora import LogitsAdapters
 from vllm_ddtree.ops.verify_inputs import prepare_verify_inputs
 from vllm_ddtree.shard_verifier import ShardVerifier
 from vllm_ddtree.state import TreeState
@@ -34,6 +36,10 @@ class TreeModelState(DefaultModelState):
     @property
     def tree_state(self) -> TreeState:
         return self.speculator.state
+
+    @cached_property
+    def logits_adapters(self) -> LogitsAdapters:
+        return LogitsAdapters(self.model)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         spec_config = self.vllm_config.speculative_config
@@ -116,6 +122,7 @@ class TreeModelState(DefaultModelState):
         kv_cache_config: KVCacheConfig,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        self.logits_adapters.choose_for_rows(input_batch)
         # Requests with drafts lead the batch; a FULL graph holds nothing else.
         num_tree_reqs = 0
         if cudagraph_mode == CUDAGraphMode.FULL:
