@@ -79,6 +79,22 @@ def check_seed_equality(count: int, seed: int, budget: int) -> float:
     return acceptance_length([o for o in outputs if o.outputs[0].spec_decode_metrics])
 
 
+def test_every_option_changes_what_is_written() -> None:
+    """Otherwise equality under it would say nothing."""
+    prompts, options = requests(4 * len(SINGLE), seed=1)
+    kept = ("seed", "max_tokens", "ignore_eos")
+    bare = [{"temperature": 1.0} | {k: each[k] for k in kept} for each in options]
+    plain, without = run(PLAIN, prompts, options), run(PLAIN, prompts, bare)
+    changed = [
+        left != right
+        for left, right in zip(token_ids(plain), token_ids(without), strict=True)
+    ]
+    # Each option alone is that of two requests.
+    for i, name in enumerate(SINGLE):
+        is_changed = changed[2 * i] or changed[2 * (i + len(SINGLE))]
+        assert is_changed == (name != "none"), name
+
+
 def test_seeded_requests_with_every_option_in_one_batch() -> None:
     count = 2 * len(SINGLE)
     assert check_seed_equality(count, seed=1, budget=15) > 1.3
