@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import LLM, RequestOutput, SamplingParams
+from vllm.distributed import parallel_state
 
 # A small engine takes 0.3 GiB, one of the real pair 1.5 GiB.
 MAX_ENGINES = 2
@@ -27,6 +28,7 @@ _ENGINE_DEFAULTS: Mapping[str, Any] = {
 }
 
 _engines: OrderedDict[str, LLM] = OrderedDict()
+_process_groups: list[bool] = []
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,35 @@ def ddtree(
 def engine(config: EngineConfig) -> LLM:
     """The engine of `config`, started where none of the last few is one."""
     if config.key not in _engines:
+        _fit_process_groups(config)
         while len(_engines) >= MAX_ENGINES:
-            _, oldest = _engines.popitem(last=False)
-            _drop(oldest)
-            del oldest
-            gc.collect()
+            _drop_oldest()
         _engines[config.key] = LLM(**config.llm_arguments())
     _engines.move_to_end(config.key)
     return _engines[config.key]
+
+
+def _fit_process_groups(config: EngineConfig) -> None:
+    """Let vLLM make its process groups anew when a mixture of experts comes or goes.
+
+    A process keeps the groups of its first engine, and those of a dense model lack
+    the experts'.
+    """
+    model = json.loads((config.model / "config.json").read_text())
+    is_moe = "num_experts_per_tok" in model
+    if _process_groups and _process_groups[-1] != is_moe:
+        while _engines:
+            _drop_oldest()
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+    _process_groups.append(is_moe)
+
+
+def _drop_oldest() -> None:
+    _, oldest = _engines.popitem(last=False)
+    _drop(oldest)
+    del oldest
+    gc.collect()
 
 
 def _drop(llm: LLM) -> None:
