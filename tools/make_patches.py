@@ -38,6 +38,7 @@ METHOD = "vllm.v1.worker.gpu.spec_decode.ddtree"
 MOVES = {
     "vllm_ddtree.attention": "vllm.v1.attention.backends.tree_attn",
     "vllm_ddtree.config": "vllm.v1.spec_decode.ddtree.config",
+    "vllm_ddtree.request_limits": "vllm.v1.spec_decode.ddtree.request_limits",
     "vllm_ddtree.support": "vllm.v1.spec_decode.ddtree.support",
     "vllm_ddtree.hooks.sampler": f"{METHOD}.node_logits",
     "vllm_ddtree": METHOD,
@@ -47,6 +48,10 @@ _REPLACED = ("bad_words", "penalties", "thinking_budget")
 LEFT_OUT = {
     "__init__.py",
     "path_processors.py",
+    # Tools of the package.
+    "budget.py",
+    "measure.py",
+    "tune.py",
     *(f"ops/{name}.py" for name in _REPLACED),
     *(f"ops/reference/{name}.py" for name in _REPLACED),
 }
@@ -70,6 +75,11 @@ WORDS = (
         "metrics.py",
         r'read the numbers with\s+``collective_rpc\("ddtree_metrics"\)``',
         "read\n    them from the speculator with ``collective_rpc``",
+    ),
+    (
+        "tests/test_graph.py",
+        r"@pytest\.mark\.gpu",
+        '@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")',
     ),
 )
 # Lines of vLLM that the generated patches change: patch, file, line, new text.
@@ -165,6 +175,8 @@ def with_dependencies(files: list[NewFile]) -> list[NewFile]:
         for file in files:
             for module in re.findall(r"^from (vllm[\w.]+) import", file.text, re.M):
                 needed = by_module.get(module)
+                if needed is None and f"{module}.".startswith(f"{METHOD}."):
+                    raise SystemExit(f"make_patches: {file.path} needs {module}")
                 if needed and patches[needed.path] > patches[file.path]:
                     patches[needed.path] = patches[file.path]
                     changed = True

@@ -12,9 +12,12 @@ from pydantic import Field
 from transformers import PretrainedConfig
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
+from vllm.sampling_params import SamplingParams
 from vllm.v1.spec_decode.dynamic.utils import (
     validate_and_normalize_dynamic_sd_schedule,
 )
+
+from vllm_ddtree.request_limits import check_request
 
 MAX_BUDGET = 1024
 
@@ -78,10 +81,9 @@ class DDTreeSpeculativeConfig(SpeculativeConfig):
     """Derived, not for users: tokens the drafter predicts per step, which is the
     checkpoint's block size minus one."""
 
-    @property
-    def supports_all_sampling_params(self) -> bool:
-        # Every node is sampled from the target's processed distribution.
-        return True
+    def validate_sampling_params(self, params: SamplingParams) -> None:
+        # No parameter is refused: every node is sampled as plain decoding would.
+        check_request(params)
 
     @property
     def max_num_new_slots_for_drafting(self) -> int:

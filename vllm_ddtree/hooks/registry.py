@@ -69,8 +69,8 @@ HOOKS: tuple[Hook, ...] = (
         stage="front_end",
         why="vLLM refuses min_p and logit_bias with any speculation; a tree's nodes "
         "are sampled with both.",
-        patch="0004-Spec-Decode-Let-a-speculative-method-accept-all-samp.patch",
-        native="vllm.config:SpeculativeConfig.supports_all_sampling_params",
+        patch="0004-Spec-Decode-A-speculative-method-validates-sampling-.patch",
+        native="vllm.config:SpeculativeConfig.validate_sampling_params",
     ),
     Hook(
         id="speculator",

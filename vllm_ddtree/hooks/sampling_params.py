@@ -11,10 +11,9 @@ def wrap_validate_spec_decode(original: Callable[..., None]) -> Callable[..., No
     def _validate_spec_decode(self: Any, speculative_config: Any) -> None:
         if speculative_config is not None:
             from vllm_ddtree.config import DDTreeSpeculativeConfig
-            from vllm_ddtree.request_limits import check_request
 
             if isinstance(speculative_config, DDTreeSpeculativeConfig):
-                check_request(self)
+                speculative_config.validate_sampling_params(self)
                 return
         original(self, speculative_config)
 
