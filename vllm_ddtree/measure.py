@@ -5,7 +5,7 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +54,13 @@ def step_times(
     context: int,
     num_steps: int,
     temperature: float = 0.0,
+    on_steady: Callable[[], None] | None = None,
 ) -> list[float]:
     """Seconds between the outputs of successive decode steps, in steady state.
 
     `batch_size` requests of `context` random tokens decode together; steps with a
-    prefill and the first few after it are left out.
+    prefill and the first few after it are left out. `on_steady` is called before the
+    first step that counts.
 
     Raises:
         RuntimeError: not all requests took part in every step, for example because
@@ -83,7 +85,9 @@ def step_times(
         while waiting:
             waiting -= {output.request_id for output in _next_outputs(llm)}
         ends = []
-        for _ in range(WARM_STEPS + num_steps + 1):
+        for step in range(WARM_STEPS + num_steps + 1):
+            if step == WARM_STEPS and on_steady is not None:
+                on_steady()
             outputs = _next_outputs(llm)
             ends.append(time.perf_counter())
             if len(outputs) < batch_size or any(output.finished for output in outputs):
