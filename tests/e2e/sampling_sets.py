@@ -7,9 +7,8 @@ from typing import Any
 
 Options = dict[str, Any]
 
-# Tokens of the tiny pairs' vocabulary; the engine is told that they mark reasoning.
-REASONING = {"reasoning_start_str": "ba", "reasoning_end_str": "be bi"}
-REASONING_START = 8
+# The engine is told that these mark reasoning; the first ends every other sentence.
+REASONING = {"reasoning_start_str": ".", "reasoning_end_str": "be bi"}
 
 
 class Chooser:
@@ -53,11 +52,7 @@ def _min_tokens(chooser: Chooser) -> Options:
 
 
 def _thinking(chooser: Chooser) -> Options:
-    # Biased so that reasoning begins.
-    return {
-        "thinking_token_budget": chooser.rng.randint(0, 9),
-        "logit_bias": {REASONING_START: 3.0},
-    }
+    return {"thinking_token_budget": chooser.rng.randint(0, 6), "max_tokens": 40}
 
 
 SINGLE: dict[str, Callable[[Chooser], Options]] = {
@@ -70,9 +65,12 @@ SINGLE: dict[str, Callable[[Chooser], Options]] = {
     "repetition_penalty": lambda c: {
         "repetition_penalty": c.rng.choice([0.8, 1.1, 1.5])
     },
-    "presence_penalty": lambda c: {"presence_penalty": c.rng.choice([-0.5, 0.7, 1.5])},
+    "presence_penalty": lambda c: {
+        "presence_penalty": c.rng.choice([-2.0, 2.0]),
+        "max_tokens": 48,
+    },
     "frequency_penalty": lambda c: {
-        "frequency_penalty": c.rng.choice([-0.3, 0.4, 1.2])
+        "frequency_penalty": c.rng.choice([-1.0, 0.7, 2.0])
     },
     "bad_words": lambda c: {
         "bad_words": [c.phrase() for _ in range(c.rng.randint(1, 6))]
@@ -81,7 +79,7 @@ SINGLE: dict[str, Callable[[Chooser], Options]] = {
     "allowed_token_ids": _allowed,
     "min_tokens": _min_tokens,
     "stop_token_ids": lambda c: {"stop_token_ids": c.tokens(3)},
-    "stop": lambda c: {"stop": [c.phrase()]},
+    "stop": lambda c: {"stop": [c.phrase(), c.words[c.token()], c.words[c.token()]]},
     "thinking_token_budget": _thinking,
 }
 """Options that set one thing, or what only makes sense together."""

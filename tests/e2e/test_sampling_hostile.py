@@ -50,7 +50,7 @@ AT_THE_LIMITS: list[dict[str, Any]] = [
     {"seed": -(2**63)},
     {"max_tokens": 1},
     {"max_tokens": MAX_MODEL_LEN - PROMPT_LEN, "temperature": 0.0},
-    {"thinking_token_budget": 0, "logit_bias": {8: 50.0}},
+    {"thinking_token_budget": 0, "logit_bias": {5: 50.0}},
     {"thinking_token_budget": 2**31, "presence_penalty": 1.0},
     {"n": 4, "temperature": 1.0},
     {"stop": ["ba", "tru"], "include_stop_str_in_output": True},
