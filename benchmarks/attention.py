@@ -140,6 +140,7 @@ def main(argv: list[str] | None = None) -> Path:
         method=METHOD,
         tables=[to_table(rows, bandwidth)],
         data={"bandwidth": bandwidth, "rows": rows},
+        command=report.command_of("benchmarks.attention", argv),
     ).write(args.out)
     print(page.read_text())
     return page

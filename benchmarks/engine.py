@@ -76,7 +76,9 @@ def main(argv: list[str] | None = None) -> Path:
     from benchmarks import engine_pair, engine_profile, engine_steps
 
     modes = {"steps": engine_steps, "profile": engine_profile, "pair": engine_pair}
-    page = modes[args.mode].run(args).write(args.out)
+    result = modes[args.mode].run(args)
+    result.command = report.command_of("benchmarks.engine", argv)
+    page = result.write(args.out)
     print(page.read_text())
     return page
 

@@ -46,7 +46,11 @@ def _speculative(name: str, method: str, draft: str, num_drafts: int) -> Method:
 
 def graph_options(method: Method, batch_sizes: Sequence[int]) -> dict[str, Any]:
     """FULL graphs of exactly these decode batches, without torch.compile."""
-    sizes = capture_sizes(method.num_drafts, batch_sizes)
+    widths = {method.num_drafts}
+    if method.speculative is not None:
+        # Draft graphs are captured for the sizes of whole draft blocks.
+        widths.add(max(CHAIN_LENGTH, method.num_drafts))
+    sizes = sorted({n for w in widths for n in capture_sizes(w, batch_sizes)})
     return {
         "max_num_seqs": max(batch_sizes),
         "max_num_batched_tokens": max(8192, *sizes),

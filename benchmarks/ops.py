@@ -379,6 +379,7 @@ def main(argv: list[str] | None = None) -> Path:
             "shapes": [asdict(shape) for shape in shapes],
             "rows": rows,
         },
+        command=report.command_of("benchmarks.ops", argv),
     ).write(args.out)
     print(page.read_text())
     return page

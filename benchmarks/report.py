@@ -99,6 +99,8 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     """Everything that was measured, for machines."""
+    command: Sequence[str] = ()
+    """Module and arguments that made it."""
 
     def write(self, out: Path) -> Path:
         """Write `name.json` and `name.md` to the folder; returns the latter's path.
@@ -116,10 +118,9 @@ class Report:
             self.method = f"{NO_MEASUREMENT} {self.method}"
         out.mkdir(parents=True, exist_ok=True)
         environment = describe_environment()
-        command = ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}"]
         content = {
             "title": self.title,
-            "command": command + sys.argv[1:],
+            "command": ["python", "-m", *self.command],
             "environment": environment,
             "method": self.method,
             "data": self.data,
@@ -127,10 +128,11 @@ class Report:
         text = json.dumps(content, indent=1, default=str)
         (out / f"{self.name}.json").write_text(text + "\n")
         page = out / f"{self.name}.md"
-        page.write_text(self.markdown(" ".join(content["command"]), environment))
+        page.write_text(self.markdown(environment))
         return page
 
-    def markdown(self, command: str, environment: Mapping[str, str | None]) -> str:
+    def markdown(self, environment: Mapping[str, str | None]) -> str:
+        command = " ".join(["python", "-m", *self.command])
         known = ", ".join(f"{k} {v}" for k, v in environment.items() if v)
         head = f"# {self.title}\n\n{self.method}\n\n`{command}`\n\n{known}\n"
         return "\n".join([head, *(table.markdown() for table in self.tables)])
@@ -140,3 +142,7 @@ def progress(items: Iterable[Any], what: str, total: int | None = None) -> Itera
     from tqdm import tqdm
 
     return tqdm(items, desc=what, total=total, file=sys.stderr, dynamic_ncols=True)
+
+
+def command_of(module: str, argv: Sequence[str] | None) -> list[str]:
+    return [module, *(sys.argv[1:] if argv is None else argv)]

@@ -103,7 +103,10 @@ class Tuner:
         from vllm_ddtree.measure import WARM_STEPS, capture_sizes, started_engine
 
         args = self.args
-        options = {
+        # Draft graphs are captured for the sizes of whole draft blocks too.
+        widths = {num_drafts, max(num_drafts, self.profile.chain_length)}
+        sizes = {n for width in widths for n in capture_sizes(width, args.batch_sizes)}
+        options: dict[str, Any] = {
             # Every step may bring a whole path; the prompts of the acceptance run
             # and their answers must fit too.
             "max_model_len": args.context
@@ -112,12 +115,11 @@ class Tuner:
             "max_num_seqs": max(args.batch_sizes),
             "enable_prefix_caching": False,
             "disable_log_stats": False,
-            "compilation_config": {
-                "cudagraph_capture_sizes": capture_sizes(num_drafts, args.batch_sizes)
-            },
+            "compilation_config": {"cudagraph_capture_sizes": sorted(sizes)},
         }
-        options |= json.loads(args.engine_args)
-        return started_engine(args.model, speculative, **options)
+        user = json.loads(args.engine_args)
+        options["compilation_config"] |= user.pop("compilation_config", {})
+        return started_engine(args.model, speculative, **options | user)
 
     def _costs(self, llm: "LLM", num_drafts: int, bar: "tqdm") -> dict[int, float]:
         from vllm_ddtree.measure import step_times
@@ -165,7 +167,14 @@ def recommend(profile: Profile, drafter: str) -> dict[str, Any]:
     schedule = choice.choose_schedule(profile.costs, profile.tokens, MAX_BATCH_SIZE)
     slower = choice.slower_than_chain(gains)
     base = {"method": "ddtree", "model": drafter}
-    largest = max(nodes for *_, nodes in schedule)
+    largest = max(profile.chain_length, *(nodes for *_, nodes in schedule))
+    sizes = sorted(profile.costs)
+    graphs = {(largest + 1) * n for n in sizes} | {
+        (nodes + 1) * n
+        for first, last, nodes in schedule
+        for n in sizes
+        if first <= n <= last
+    }
     scheduled = base | {
         "num_speculative_tokens": largest,
         "num_speculative_tokens_per_batch_size": schedule,
@@ -176,8 +185,11 @@ def recommend(profile: Profile, drafter: str) -> dict[str, Any]:
             "method": "dflash",
             "num_speculative_tokens": profile.chain_length,
         }
+        graphs = {(profile.chain_length + 1) * n for n in sizes}
     return {
         "speculative_config": scheduled,
+        # Without these, batches above vLLM's default sizes run without a graph.
+        "compilation_config": {"cudagraph_capture_sizes": sorted(graphs)},
         "one_budget": choice.choose_budget(gains),
         "gains_over_chain": gains,
         "slower_than_chain": slower,
@@ -195,6 +207,7 @@ def print_report(profile: Profile, advice: dict[str, Any]) -> None:
         cells = "".join(f"{row[b]:8.2f}" if b in row else f"{'-':>8}" for b in budgets)
         print(f"{size:5}  {1e3 * profile.chain_costs[size]:10.2f} ms  {cells}")
     print("\n--speculative-config '" + json.dumps(advice["speculative_config"]) + "'")
+    print("--compilation-config '" + json.dumps(advice["compilation_config"]) + "'")
     if advice["one_budget"] is None:
         print("No single budget is as fast as the chain at every batch size.")
     else:

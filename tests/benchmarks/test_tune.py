@@ -60,6 +60,7 @@ def test_recommendation_is_the_best_at_every_batch_size() -> None:
         # At batch 3, 63 nodes cost 1.05 + 2/7 (4.0 - 1.05): the chain's width wins.
         "num_speculative_tokens_per_batch_size": [(1, 1, 63), (2, 1024, 15)],
     }
+    assert advice["compilation_config"] == {"cudagraph_capture_sizes": [64, 128, 512]}
     assert advice["one_budget"] == 15
     assert advice["slower_than_chain"] == []
 
