@@ -53,28 +53,52 @@ def number_of(patch: str) -> int:
 
 
 @dataclass
-class State:
-    """What is seen after one more patch."""
-
-    patch: Path
-    folder: Path
-    report: dict[str, Any]
-
-
-@dataclass
 class Patched:
+    """A copy of vLLM with the first patches of the series."""
+
     folder: Path
-    states: list[State]
+    num_patches: int
+
+    @property
+    def last_patch(self) -> Path:
+        return SERIES[self.num_patches - 1]
 
     def environment(self, use_plugin: bool = False) -> dict[str, str]:
         return patched_vllm.environment(self.folder, use_plugin)
 
 
-def probe(folder: Path, patch: Path) -> dict[str, Any]:
-    modules = set(patched_vllm.changed_modules(patch)) - {CUDA_ONLY}
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> list[Patched]:
+    """The installed vLLM, patched one patch at a time, one copy for each."""
+    folder = tmp_path_factory.mktemp("stock")
+    patched_vllm.copy_vllm(folder)
+    copies = []
+    for number, patch in enumerate(SERIES, 1):
+        # Links: `git apply` replaces a file and never writes into it.
+        last, folder = folder, tmp_path_factory.mktemp("patched") / "copy"
+        shutil.copytree(last, folder, copy_function=os.link)
+        patched_vllm.apply(folder, patch)
+        copies.append(Patched(folder, number))
+    return copies
+
+
+@pytest.fixture(scope="module")
+def patched(copies: list[Patched]) -> Patched:
+    return copies[-1]
+
+
+@pytest.fixture(scope="module")
+def reports(copies: list[Patched]) -> list[dict[str, Any]]:
+    """What is seen after every patch."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(probe, copies))
+
+
+def probe(copy: Patched) -> dict[str, Any]:
+    modules = set(patched_vllm.changed_modules(copy.last_patch)) - {CUDA_ONLY}
     result = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "probe.py"), *sorted(modules)],
-        env={**os.environ, **patched_vllm.environment(folder)},
+        env={**os.environ, **copy.environment()},
         capture_output=True,
         text=True,
         timeout=300,
@@ -83,45 +107,31 @@ def probe(folder: Path, patch: Path) -> dict[str, Any]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Patched:
-    """A copy of the installed vLLM, patched and looked at one patch at a time."""
-    folder = tmp_path_factory.mktemp("stock")
-    patched_vllm.copy_vllm(folder)
-    folders = []
-    for patch in SERIES:
-        # Links: `git apply` replaces a file and never writes into it.
-        last, folder = folder, tmp_path_factory.mktemp("patched") / "copy"
-        shutil.copytree(last, folder, copy_function=os.link)
-        patched_vllm.apply(folder, patch)
-        folders.append(folder)
-    with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(probe, folders, SERIES))
-    return Patched(folder, list(map(State, SERIES, folders, reports)))
+def test_every_patch_leaves_vllm_importable(
+    copies: list[Patched], reports: list[dict[str, Any]]
+) -> None:
+    assert [number_of(path.name) for path in SERIES] == list(range(1, len(SERIES) + 1))
+    for copy, report in zip(copies, reports, strict=True):
+        assert report["vllm"] == str(copy.folder / "vllm" / "__init__.py")
 
 
-def test_every_patch_leaves_vllm_importable(patched: Patched) -> None:
-    assert [number_of(state.patch.name) for state in patched.states] == list(
-        range(1, len(SERIES) + 1)
-    )
-    for state in patched.states:
-        assert state.report["vllm"] == str(state.folder / "vllm" / "__init__.py")
+def test_every_patch_retires_the_hooks_that_name_it(
+    reports: list[dict[str, Any]],
+) -> None:
+    for number, report in enumerate(reports, 1):
+        needed = {hook.id for hook in HOOKS if number_of(hook.patch) > number}
+        native = {seam.id for seam in SEAMS if number_of(seam.patch) <= number}
+        assert set(report["installed"]) == needed, SERIES[number - 1].name
+        assert set(report["native_seams"]) == native, SERIES[number - 1].name
 
 
-def test_every_patch_retires_the_hooks_that_name_it(patched: Patched) -> None:
-    for state in patched.states:
-        count = number_of(state.patch.name)
-        needed = {hook.id for hook in HOOKS if number_of(hook.patch) > count}
-        native = {seam.id for seam in SEAMS if number_of(seam.patch) <= count}
-        assert set(state.report["installed"]) == needed, state.patch.name
-        assert set(state.report["native_seams"]) == native, state.patch.name
-
-
-def test_the_method_belongs_to_the_package_until_vllm_has_it(patched: Patched) -> None:
+def test_the_method_belongs_to_the_package_until_vllm_has_it(
+    reports: list[dict[str, Any]],
+) -> None:
     method_patch = max(number_of(seam.patch) for seam in SEAMS)
-    for state in patched.states:
-        speculator = state.report["registered"]
-        if number_of(state.patch.name) < method_patch:
+    for number, report in enumerate(reports, 1):
+        speculator = report["registered"]
+        if number < method_patch:
             assert speculator == "vllm_ddtree.hooks.speculator.PluginSpeculator"
         else:
             assert speculator.startswith("vllm.v1.worker.gpu.spec_decode.ddtree.")
@@ -221,30 +231,17 @@ def test_patched_vllm_gives_the_tokens_of_the_installed_one(
     check_same_tokens(patched, name)
 
 
-@pytest.fixture(scope="module")
-def general(tmp_path_factory: pytest.TempPathFactory) -> Patched:
-    """vLLM with the general patches, but without the method."""
-    folder = tmp_path_factory.mktemp("general")
-    patched_vllm.copy_vllm(folder)
-    for patch in SERIES[:NUM_GENERAL]:
-        patched_vllm.apply(folder, patch)
-    return Patched(folder, [])
-
-
 @pytest.mark.full
-def test_the_plugin_runs_on_the_general_patches(general: Patched) -> None:
+def test_the_plugin_runs_on_the_general_patches(copies: list[Patched]) -> None:
     """There it installs no hook and uses what the patches bring."""
-    check_same_tokens(general, "ddtree", use_plugin=True)
+    check_same_tokens(copies[NUM_GENERAL - 1], "ddtree", use_plugin=True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(1, len(SERIES) + 1))
-def test_stock_methods_after_every_patch(tmp_path: Path, number: int) -> None:
-    patched_vllm.copy_vllm(tmp_path)
-    for patch in SERIES[:number]:
-        patched_vllm.apply(tmp_path, patch)
+def test_stock_methods_after_every_patch(copies: list[Patched], number: int) -> None:
     for name in ("no speculation", "dflash"):
-        check_same_tokens(Patched(tmp_path, []), name)
+        check_same_tokens(copies[number - 1], name)
 
 
 def step_seconds(config: EngineConfig, env: dict[str, str]) -> float:
