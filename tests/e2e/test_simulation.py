@@ -15,7 +15,6 @@ from vllm import SamplingParams
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-DRAFT_DEPTH = 15
 # Sums of float32 log-probabilities in another order.
 SCORE_ERROR = 1e-4
 
@@ -24,7 +23,7 @@ SCORE_ERROR = 1e-4
 class Step:
     """A request's verify step: what went in, and what the engine made of it."""
 
-    # [DRAFT_DEPTH, vocab_size] log-probabilities
+    # [num_draft_steps, vocab_size] log-probabilities
     draft: torch.Tensor
     # [num_rows, vocab_size] processed logits
     target: torch.Tensor
@@ -174,7 +173,8 @@ def check_request(
     num_tokens = 1
     for step in steps:
         # A path and the token after it do not exceed the request's length.
-        check_tree(step, budget, min(DRAFT_DEPTH, len(tokens) - num_tokens - 1))
+        num_draft_steps = step.draft.shape[0]
+        check_tree(step, budget, min(num_draft_steps, len(tokens) - num_tokens - 1))
         row_of = {prefix: row for row, prefix in enumerate(step.prefixes)}
         root_pos = len(prompt) + num_tokens - 1
         emitted = paper_walk(
