@@ -29,7 +29,7 @@ RUNNER = "vllm/v1/worker/gpu/model_runner.py"
 MAX_RUNNER_LINES = 30
 NUM_GENERAL = 5
 """Patches without which vLLM has what the package needs, but not the method."""
-MAX_STEP_DIFFERENCE = 0.1
+MAX_STEP_INCREASE = 0.1
 # Needs the GPU build of vLLM.
 CUDA_ONLY = "vllm.v1.attention.backends.tree_attn.cuda"
 
@@ -259,7 +259,7 @@ def step_seconds(config: EngineConfig, env: dict[str, str]) -> float:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["no speculation", "dflash"])
-def test_stock_steps_take_the_same_time(patched: Patched, name: str) -> None:
+def test_stock_steps_take_no_longer(patched: Patched, name: str) -> None:
     """The least of three runs each, in turn."""
     environments = [{}, patched.environment()]
     runs = [
@@ -267,7 +267,7 @@ def test_stock_steps_take_the_same_time(patched: Patched, name: str) -> None:
     ]
     installed, copy = (min(times) for times in zip(*runs, strict=True))
     print(f"{name}: {installed * 1e3:.1f} ms installed, {copy * 1e3:.1f} ms patched")
-    assert copy == pytest.approx(installed, rel=MAX_STEP_DIFFERENCE)
+    assert copy <= installed * (1 + MAX_STEP_INCREASE)
 
 
 @pytest.mark.full
