@@ -68,7 +68,7 @@ class DDTreeSpeculativeConfig(SpeculativeConfig):
     """``typical`` only: probability above which a draft is always accepted."""
     ddtree_typical_delta: float = Field(default=0.3, gt=0.0, le=1.0)
     """``typical`` only: scale of the entropy-dependent threshold."""
-    ddtree_temper_drafts: bool = True
+    ddtree_temper_drafts: bool = False
     """Apply a request's temperature to the drafter's distributions before the tree
     is built. Changes which drafts are verified, never the output's distribution."""
     ddtree_keep_spine: bool = False

@@ -46,6 +46,8 @@ class DDTreeSpeculator(DFlashSpeculator):
         super().__init__(_with_draft_block(vllm_config), device)
         self.req_states = req_states
         self.budget = spec_config.num_speculative_tokens
+        schedule = spec_config.num_speculative_tokens_per_batch_size or []
+        self.budgets = {self.budget, *(nodes for *_, nodes in schedule)}
         self.temper_drafts = spec_config.ddtree_temper_drafts
         self.keep_spine = spec_config.ddtree_keep_spine
         self.state = TreeState(
@@ -89,7 +91,7 @@ class DDTreeSpeculator(DFlashSpeculator):
         config = copy.copy(self.vllm_config)
         compilation = copy.copy(config.compilation_config)
         sizes = compilation.cudagraph_capture_sizes or []
-        num_reqs = {-(-size // (self.budget + 1)) for size in sizes}
+        num_reqs = {-(-size // (nodes + 1)) for size in sizes for nodes in self.budgets}
         compilation.cudagraph_capture_sizes = [
             n * self.num_query_per_req for n in sorted(num_reqs)
         ]

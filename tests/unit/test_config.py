@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.envs import disable_envs_cache
 
 from vllm_ddtree.config import DEFAULT_BUDGET, DEFAULT_SCHEDULE, DDTreeSpeculativeConfig
 
@@ -162,6 +163,8 @@ def test_what_cannot_work_is_refused_with_one_sentence(case: str) -> None:
 
 def test_the_old_runner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    # An engine of an earlier test froze the environment.
+    disable_envs_cache()
     message = "needs Model Runner V2, but VLLM_USE_V2_MODEL_RUNNER=0; unset it."
     with pytest.raises(ValueError, match=message):
         create()

@@ -76,6 +76,8 @@ class CUDATreeAttentionMetadataBuilder(FlashAttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # Targets with sliding windows are refused; a first batch may be all trees.
+        self.aot_sliding_window = (-1, -1)
         # Read by captured graphs.
         self.prefix_lens = torch.zeros(
             vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device
