@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.envs import disable_envs_cache
@@ -163,6 +164,8 @@ def test_what_cannot_work_is_refused_with_one_sentence(case: str) -> None:
 
 def test_the_old_runner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    # Engines of other tests have made vLLM remember the variable.
+    envs.disable_envs_cache()
     # An engine of an earlier test froze the environment.
     disable_envs_cache()
     message = "needs Model Runner V2, but VLLM_USE_V2_MODEL_RUNNER=0; unset it."
