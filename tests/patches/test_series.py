@@ -270,17 +270,28 @@ def test_stock_steps_take_no_longer(patched: Patched, name: str) -> None:
     assert copy <= installed * (1 + MAX_STEP_INCREASE)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "selection",
-    [
-        ["tests/e2e/test_ddtree.py", "-k", "no_speculation or grows or counters"],
-        ["tests/e2e/test_sampling.py"],
-        ["tests/e2e/test_dflash.py", "-k", "tiny"],
-    ],
-    ids=lambda selection: Path(selection[0]).stem,
-)
+# Engine tests of the package, to run on the patched copy without the plugin.
+SAMPLE = [
+    ["tests/e2e/test_ddtree.py", "-k", "no_speculation and tiny-qwen3-7"],
+    ["tests/e2e/test_sampling.py", "-k", "one_batch"],
+]
+FULL = [
+    ["tests/e2e/test_ddtree.py", "-k", "no_speculation or grows or counters"],
+    ["tests/e2e/test_sampling.py"],
+    ["tests/e2e/test_dflash.py", "-k", "tiny"],
+]
+
+
+@pytest.mark.parametrize("selection", SAMPLE, ids=lambda args: Path(args[0]).stem)
 def test_engine_tests_on_patched_vllm(patched: Patched, selection: list[str]) -> None:
+    run_pytest(patched, *selection)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("selection", FULL, ids=lambda args: Path(args[0]).stem)
+def test_more_engine_tests_on_patched_vllm(
+    patched: Patched, selection: list[str]
+) -> None:
     run_pytest(patched, *selection)
 
 

@@ -145,6 +145,7 @@ SEAMS: tuple[Seam, ...] = (
 
 DEPENDS_ON: tuple[str, ...] = (
     "vllm.config.vllm:VllmConfig.num_lookahead_tokens",
+    "vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.load_model",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_inputs",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
