@@ -199,10 +199,15 @@ def _flash_attention(
 
 
 def _merge(
-    case: AttentionCase, starts: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+    case: AttentionCase,
+    starts: torch.Tensor,
+    out: torch.Tensor,
+    prefix: torch.Tensor,
+    lse: torch.Tensor,
 ) -> None:
     merge_tree_attention(
         out,
+        prefix,
         lse,
         case.query,
         case.key,
@@ -216,12 +221,75 @@ def _merge(
 
 
 def _tree(case: AttentionCase) -> Run:
+    """What the engine runs: a lone request attends to parts of its prefix."""
+    if case.shape.num_reqs == 1:
+        return _tree_in_parts(case) or _tree_after_prefix(case)
+    return _tree_after_prefix(case)
+
+
+def _tree_after_prefix(case: AttentionCase) -> Run:
     out, prefix = _flash_attention(case, case.query, case.shape.context, causal=False)
     starts = case.starts(case.shape.num_rows)
 
     def run() -> torch.Tensor:
         _, lse = prefix()
-        _merge(case, starts, out, lse)
+        _merge(case, starts, out, out[None], lse[None])
+        return out
+
+    return run
+
+
+def _tree_in_parts(case: AttentionCase) -> Run | None:
+    """None where the backend would not part the prefix."""
+    from vllm.v1.attention.backends.fa_utils import (
+        get_flash_attn_version,
+        get_scheduler_metadata,
+    )
+
+    from vllm_ddtree.attention import cuda
+
+    shape = case.shape
+    num_parts = cuda.num_prefix_parts(
+        shape.num_rows * shape.num_heads // shape.num_kv_heads,
+        shape.num_kv_heads,
+        torch.cuda.get_device_properties(case.device).multi_processor_count,
+    )
+    if num_parts == 1 or get_flash_attn_version(head_size=shape.head_size) != 3:
+        return None
+    unit = cuda.part_unit(shape.block_size)
+    width = cuda.part_width(shape.blocks_per_req, num_parts, unit)
+    part_lens = torch.zeros(num_parts, dtype=torch.int32, device=case.device)
+    part_blocks = torch.zeros(num_parts, width, dtype=torch.int32, device=case.device)
+    # Once per step, for all layers.
+    cuda.split_prefix(
+        case.lens(shape.context),
+        case.block_table[0],
+        shape.block_size,
+        unit,
+        part_lens,
+        part_blocks,
+    )
+    metadata = get_scheduler_metadata(
+        batch_size=num_parts,
+        max_seqlen_q=shape.num_rows,
+        max_seqlen_k=width * shape.block_size,
+        num_heads_q=shape.num_heads,
+        num_heads_kv=shape.num_kv_heads,
+        headdim=shape.head_size,
+        cache_seqlens=part_lens,
+        qkv_dtype=case.query.dtype,
+        page_size=shape.block_size,
+        causal=False,
+        num_splits=1,
+    )
+    key, value = case.kv_cache.split(shape.head_size, dim=-1)
+    starts, out = case.starts(shape.num_rows), torch.empty_like(case.query)
+
+    def run() -> torch.Tensor:
+        prefix, lse = cuda.attend_parts(
+            case.query, key, value, part_lens, part_blocks, case.scale, metadata
+        )
+        _merge(case, starts, out, prefix, lse)
         return out
 
     return run
@@ -242,9 +310,13 @@ def _chain(case: AttentionCase) -> Run:
 
 def _xformers(case: AttentionCase) -> Run:
     """xformers' tree attention over a contiguous cache."""
+    from xformers.ops.fmha import common, triton_splitk
     from xformers.ops.fmha.attn_bias import BlockDiagonalPaddedKeysMask
     from xformers.ops.tree_attention import tree_attention
 
+    # Its Triton kernels run where its compiled extension, built for one release of
+    # PyTorch, was not loaded; its own choice of kernels needs FlashAttention 2.
+    common._built_with_cuda = True
     shape = case.shape
     n, rows, groups = shape.num_reqs, shape.num_rows, shape.num_kv_heads
     heads = shape.num_heads // groups
@@ -276,7 +348,15 @@ def _xformers(case: AttentionCase) -> Run:
 
     def run() -> torch.Tensor:
         out = tree_attention(
-            query, key, value, cache_key, cache_value, bias, prefix_bias
+            query,
+            key,
+            value,
+            cache_key,
+            cache_value,
+            bias,
+            prefix_bias,
+            prefix_op=triton_splitk.FwOp,
+            suffix_op=triton_splitk.FwOp,
         )
         return out.reshape(n * rows, shape.num_heads, shape.head_size)
 
@@ -308,7 +388,7 @@ def _tree_on_cpu(case: AttentionCase) -> Run:
     def run() -> torch.Tensor:
         context = case.shape.context
         out, lse = _attend_on_cpu(case, case.query, context, causal=False)
-        _merge(case, starts, out, lse)
+        _merge(case, starts, out, out[None], lse[None])
         return out
 
     return run

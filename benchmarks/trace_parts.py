@@ -35,7 +35,7 @@ MARKS = (
             r"_prepare_prefill_inputs_kernel|_prepare_pos_seq_lens_kernel"
             r"|_combine_sampled_and_draft_tokens_kernel|_gather_block_tables_kernel"
             r"|_compute_slot_mappings_kernel|_prepare_verify_inputs_kernel"
-            r"|_expand_idx_mapping_kernel"
+            r"|_expand_idx_mapping_kernel|_split_prefix_kernel"
         ),
         part="prepare",
         then="verify",
@@ -63,8 +63,8 @@ MARKS = (
     Mark(re.compile(r"_index_path_kernel"), part="commit", then="commit"),
     Mark(
         re.compile(
-            r"_local_top_k_kernel|_merge_top_k_kernel|_build_tree_kernel"
-            r"|_compute_ancestors_kernel"
+            r"_group_maxima_kernel|_top_k_of_groups_kernel|_local_top_k_kernel"
+            r"|_merge_top_k_kernel|_build_tree_kernel|_compute_ancestors_kernel"
         ),
         part="build",
         then="build",

@@ -2,6 +2,7 @@
 """Set-up shared by all tests: the CPU environment, markers, times per file."""
 
 import importlib.util
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,6 +23,9 @@ REAL_DRAFT = ROOT / "models" / "smollm2-135m-dflash"
 TINY_PAIRS = ROOT / "tests" / "assets"
 
 HAS_CUDA = torch.cuda.is_available()
+if HAS_CUDA:
+    # Looking for a device has touched it, so a core process could not be forked.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 SECONDS_PER_FILE: dict[str, float] = defaultdict(float)
 

@@ -120,12 +120,14 @@ class TreeModelState(DefaultModelState):
         slot_mappings: torch.Tensor,
         attn_groups: list[list[AttentionGroup]],
         kv_cache_config: KVCacheConfig,
+        for_capture: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         self.logits_adapters.choose_for_rows(input_batch)
-        # Requests with drafts lead the batch; a FULL graph holds nothing else.
+        # Requests with drafts lead the batch; a FULL graph holds nothing else, and is
+        # captured without saying its mode.
         num_tree_reqs = 0
-        if cudagraph_mode == CUDAGraphMode.FULL:
+        if cudagraph_mode == CUDAGraphMode.FULL or for_capture:
             num_tree_reqs = input_batch.num_reqs_after_padding
         elif input_batch.num_draft_tokens_per_req is not None:
             num_tree_reqs = int((input_batch.num_draft_tokens_per_req > 0).sum())
@@ -141,5 +143,6 @@ class TreeModelState(DefaultModelState):
             slot_mappings,
             attn_groups,
             kv_cache_config,
+            for_capture=for_capture,
             **kwargs,
         )

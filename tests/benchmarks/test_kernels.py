@@ -54,7 +54,7 @@ def test_wrong_attention_is_not_timed(
 
     def see_a_sibling(*args) -> None:
         args = list(args)
-        args[7] = args[7] | 2
+        args[8] = args[8] | 2
         merge(*args)
 
     monkeypatch.setattr(attention_peers, "merge_tree_attention", see_a_sibling)

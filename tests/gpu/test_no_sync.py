@@ -60,7 +60,9 @@ def run_child(
             "max_model_len": 1024,
             "max_num_seqs": 4,
             "max_num_batched_tokens": 1024,
-            "gpu_memory_utilization": 0.3,
+            "gpu_memory_utilization": 0.1,
+            # Tests may share the device, which profiling cannot.
+            "kv_cache_memory_bytes": 1 << 30,
             "enforce_eager": eager,
             "speculative_config": {
                 "method": "ddtree",

@@ -29,7 +29,10 @@ def options_for(dtype: str) -> dict[str, Any]:
     options: dict[str, Any] = {"dtype": dtype, "max_logprobs": -1}
     if dtype == "bfloat16":
         options |= {
-            "gpu_memory_utilization": 0.3,
+            "gpu_memory_utilization": 0.1,
+            # Tests may share the device, which profiling cannot.
+            "kv_cache_memory_bytes": 1 << 30,
+            "num_gpu_blocks_override": 1024,
             "enforce_eager": False,
             "compilation_config": {
                 "mode": 0,
@@ -140,7 +143,11 @@ def plain_logprobs(
     """Log-probabilities of the next token after each path, whole vocabulary."""
     options = {"dtype": dtype, "max_logprobs": -1}
     if dtype == "bfloat16":
-        options["gpu_memory_utilization"] = 0.3
+        options |= {
+            "gpu_memory_utilization": 0.1,
+            "kv_cache_memory_bytes": 1 << 30,
+            "num_gpu_blocks_override": 4096,
+        }
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
     outputs = generate(EngineConfig(target, None, options), paths, params)
     rows = []

@@ -22,7 +22,10 @@ EAGER: Mapping[str, Any] = {
     "dtype": "bfloat16",
     "max_num_seqs": 8,
     "max_num_batched_tokens": 1024,
-    "gpu_memory_utilization": 0.3,
+    "gpu_memory_utilization": 0.1,
+    # Tests may share the device, which profiling cannot.
+    "kv_cache_memory_bytes": 1 << 30,
+    "num_gpu_blocks_override": 1024,
 }
 
 

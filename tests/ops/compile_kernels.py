@@ -31,6 +31,7 @@ from vllm_ddtree.ops.build import build_tree
 from vllm_ddtree.ops.commit import commit_kv, path_index
 from vllm_ddtree.ops.path_tokens import gather_path_tokens
 from vllm_ddtree.ops.penalties import penalize_path
+from vllm_ddtree.ops.split_prefix import part_width, split_prefix
 from vllm_ddtree.ops.stop_tokens import cut_at_stop
 from vllm_ddtree.ops.thinking_budget import force_reasoning_end
 from vllm_ddtree.ops.top_k import local_top_k, merge_top_k, top_k_log_probs
@@ -129,7 +130,8 @@ def launch_all(budget: int, top_k: int, vocab_size: int) -> None:
     path_index(path, ints, ints, ints, 512, use_kernel=True)
 
     for dtype in (torch.float32, torch.bfloat16):
-        local_top_k(logits.to(dtype), top_k, 0, use_kernel=True)
+        for k in (top_k, 65):
+            local_top_k(logits.to(dtype), k, 0, use_kernel=True)
     top_k_log_probs(logits, top_k, chosen, use_kernel=True)
     merge_top_k(torch.zeros(4, 8, 2 * top_k + 1), top_k, use_kernel=True)
 
@@ -141,9 +143,16 @@ def launch_all(budget: int, top_k: int, vocab_size: int) -> None:
     for head_size in (64, 128, 256):
         query = torch.zeros(num_logits, 8, head_size, dtype=torch.bfloat16)
         key = torch.zeros(num_logits, 2, head_size, dtype=torch.bfloat16)
-        lse = torch.zeros(8, num_logits)
         args = (cu_num_logits, tree_slots, tree.ancestors, 0.125, tree.width)
-        merge_tree_attention(query, lse, query, key, key, *args, use_kernel=True)
+        for num_parts in (1, 8, 32):
+            prefix = query.expand(num_parts, *query.shape)
+            lse = torch.zeros(num_parts, 8, num_logits)
+            merge_tree_attention(
+                query, prefix, lse, query, key, key, *args, use_kernel=True
+            )
+    parts = torch.zeros(8, dtype=torch.int32)
+    blocks = torch.zeros(8, part_width(100, 8, 8), dtype=torch.int32)
+    split_prefix(ints[:1], ints.repeat(50), 16, 8, parts, blocks, use_kernel=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tree attention equals masked attention with a mask built by brute force."""
 
+import itertools
+
 import numpy as np
 import torch
 from cases import closure_of, draw_tree, property_of
@@ -80,26 +82,33 @@ class Batch:
         return out
 
 
-def split_prefix(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention over the prefix, its log-sum-exp, and the query rows' own KV."""
+def attend_prefix(
+    batch: Batch, rng: np.random.Generator, num_parts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention over parts of the prefix, its log-sum-exp, the query rows' own KV."""
     num_tokens, num_heads, _ = batch.query.shape
-    # Rows without a prefix hold rubbish, as an attention kernel may leave it.
-    out = torch.full_like(batch.query, torch.nan)
-    lse = torch.full((num_heads, num_tokens), -torch.inf)
+    # Rows without keys hold rubbish, as an attention kernel may leave it.
+    out = torch.full(
+        (num_parts, *batch.query.shape), torch.nan, dtype=batch.query.dtype
+    )
+    lse = torch.full((num_parts, num_heads, num_tokens), -torch.inf)
     own = []
     group = num_heads // batch.kv_cache.shape[1]
     for req_idx in range(NUM_REQS):
         begin, end = batch.query_start_loc[req_idx : req_idx + 2].tolist()
         prefix, seq_len = batch.prefix_lens[req_idx], int(batch.seq_lens[req_idx])
         own.append(batch.kv_of(req_idx, prefix, seq_len).transpose(0, 1))
-        if prefix == 0:
-            continue
-        kv = batch.kv_of(req_idx, 0, prefix).float().repeat_interleave(group, 0)
-        keys, values = kv.chunk(2, dim=-1)
-        queries = batch.query[begin:end].float().transpose(0, 1)
-        scores = queries @ keys.transpose(-1, -2) * batch.scale
-        lse[:, begin:end] = scores.logsumexp(-1)
-        out[begin:end] = (scores.softmax(-1) @ values).transpose(0, 1).to(out.dtype)
+        cuts = sorted(rng.integers(0, prefix + 1, num_parts - 1).tolist())
+        for part, (first, last) in enumerate(itertools.pairwise([0, *cuts, prefix])):
+            if first == last:
+                continue
+            kv = batch.kv_of(req_idx, first, last).float().repeat_interleave(group, 0)
+            keys, values = kv.chunk(2, dim=-1)
+            queries = batch.query[begin:end].float().transpose(0, 1)
+            scores = queries @ keys.transpose(-1, -2) * batch.scale
+            lse[part, :, begin:end] = scores.logsumexp(-1)
+            attended = (scores.softmax(-1) @ values).transpose(0, 1)
+            out[part, begin:end] = attended.to(out.dtype)
     return out, lse, torch.cat(own)
 
 
@@ -141,21 +150,25 @@ def test_reference_equals_masked_attention(
     **shapes,
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     use_kernel=st.sampled_from([True, True, False]),
+    num_parts=st.sampled_from([1, 1, 2, 5]),
 )
 def test_merge_equals_masked_attention(
-    device, rng, budget, group, head_size, block_size, dtype, use_kernel
+    device, rng, budget, group, head_size, block_size, dtype, use_kernel, num_parts
 ):
     batch = Batch(rng, device, budget, group, head_size, block_size, dtype)
-    out, lse, own = split_prefix(batch)
+    prefix, lse, own = attend_prefix(batch, rng, num_parts)
     key, value = (half.contiguous() for half in own.chunk(2, dim=-1))
     if not use_kernel:
         device = "cpu"
     elif device == "cpu" and dtype == torch.bfloat16:
         # The interpreter multiplies the bits of bfloat16, not their values.
         return
-    out = out.to(device)
+    prefix = prefix.to(device)
+    # One part may be the output's own memory.
+    out = prefix[0] if num_parts == 1 else torch.empty_like(prefix[0])
     merge_tree_attention(
         out,
+        prefix,
         lse.to(device),
         batch.query.to(device),
         key.to(device),
@@ -188,7 +201,8 @@ def test_a_chain_is_causal(device):
         out = prefix.clone()
         merge_tree_attention(
             out,
-            lse,
+            out[None],
+            lse[None],
             query,
             key,
             value,

@@ -4,6 +4,10 @@
 A block of the vocabulary and a rank's shard of it are summarised alike (top-k values,
 their ids, log-sum-exp), so the same merge joins the blocks of a shard and the shards
 of a vocabulary.
+
+Up to 64 tokens of a large vocabulary are found with less sorting: the best k tokens
+lie in the k groups of 64 whose best tokens are the best, so one pass reads the logits
+and keeps a maximum per group, and each row then sorts groups and the tokens of k.
 """
 
 import torch
@@ -16,6 +20,10 @@ from vllm_ddtree.ops.sort_keys import float_to_ordered, ordered_to_float
 from vllm_ddtree.tree import MAX_BUDGET
 
 _BLOCK_VOCAB = 4096
+# Tokens of a group, and the most tokens that are chosen by groups.
+_GROUP = 64
+# Groups that one program sorts: a shard of 262,144 tokens.
+_MAX_GROUPS = 4096
 
 
 @triton.jit
@@ -87,6 +95,91 @@ def _local_top_k_kernel(
 
 
 @triton.jit
+def _load_logits(ptrs, mask):
+    logits = tl.load(ptrs, mask=mask, other=float("-inf")).to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    return tl.where(logits == 0.0, 0.0, logits)
+
+
+@triton.jit
+def _group_maxima_kernel(
+    # [num_rows, shard_size]
+    logits_ptr,
+    logits_stride,
+    # [num_rows, num_groups]
+    maxima_ptr,
+    # [num_rows, num_blocks]
+    log_z_ptr,
+    shard_size,
+    num_groups,
+    num_blocks,
+    GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    block_idx = tl.program_id(1)
+    groups = block_idx * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
+    cols = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    logits = _load_logits(logits_ptr + row * logits_stride + cols, cols < shard_size)
+    maxima = tl.max(logits, axis=1)
+    out = maxima_ptr + row * num_groups + groups
+    tl.store(out, maxima, mask=groups < num_groups)
+    top = tl.max(maxima, axis=0)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.sum(tl.exp(logits - shift), axis=1), axis=0)
+    tl.store(log_z_ptr + row * num_blocks + block_idx, shift + tl.log(total))
+
+
+@triton.jit
+def _top_k_of_groups_kernel(
+    # [num_rows, shard_size]
+    logits_ptr,
+    logits_stride,
+    # [num_rows, num_groups]
+    maxima_ptr,
+    # [num_rows, num_blocks]
+    log_z_ptr,
+    # [num_rows, 2 * K + 1]
+    packed_ptr,
+    shard_size,
+    vocab_start,
+    num_groups,
+    num_blocks,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_BLOCKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.arange(0, BLOCK_GROUPS)[None, :]
+    is_group = groups < num_groups
+    maxima = tl.load(
+        maxima_ptr + row * num_groups + groups, mask=is_group, other=float("-inf")
+    )
+    best = tl.topk(_make_key(maxima, tl.where(is_group, groups, -1)), BLOCK_K)
+    best = tl.reshape(_key_id(best), [BLOCK_K, 1])
+    cols = best * GROUP + tl.arange(0, GROUP)[None, :]
+    mask = (best >= 0) & (cols < shard_size)
+    logits = _load_logits(logits_ptr + row * logits_stride + cols, mask)
+    keys = _make_key(logits, tl.where(mask, vocab_start + cols, -1))
+    top = tl.topk(tl.reshape(keys, [1, BLOCK_K * GROUP]), BLOCK_K)
+
+    packed_ptr += row * (2 * K + 1)
+    ranks = tl.arange(0, BLOCK_K)[None, :]
+    tl.store(packed_ptr + ranks, _key_value(top), mask=ranks < K)
+    ids = _key_id(top).to(tl.float32, bitcast=True)
+    tl.store(packed_ptr + K + ranks, ids, mask=ranks < K)
+    blocks = tl.arange(0, BLOCK_BLOCKS)[None, :]
+    log_z = tl.load(
+        log_z_ptr + row * num_blocks + blocks,
+        mask=blocks < num_blocks,
+        other=float("-inf"),
+    )
+    tl.store(packed_ptr + 2 * K + tl.arange(0, 1), _log_sum_exp(log_z))
+
+
+@triton.jit
 def _merge_top_k_kernel(
     # [num_rows, num_shards, 2 * K + 1]
     packed_ptr,
@@ -152,11 +245,16 @@ def _merge_top_k_kernel(
         tl.store(log_probs_ptr + out, log_probs, mask=mask)
 
 
+def _block_of(k: int) -> int:
+    # Triton's compiler cannot sort rows of one element.
+    return max(2, triton.next_power_of_2(k))
+
+
 def _summarise_blocks(logits: torch.Tensor, k: int, vocab_start: int) -> torch.Tensor:
     """Summary `[num_rows, num_blocks, 2 * k + 1]` of each block of the vocabulary."""
     assert logits.stride(-1) == 1
     num_rows, shard_size = logits.shape
-    block_k = triton.next_power_of_2(k)
+    block_k = _block_of(k)
     block_vocab = min(_BLOCK_VOCAB, triton.next_power_of_2(shard_size))
     block_vocab = max(block_vocab, block_k)
     num_blocks = triton.cdiv(shard_size, block_vocab)
@@ -179,6 +277,48 @@ def _summarise_blocks(logits: torch.Tensor, k: int, vocab_start: int) -> torch.T
     return packed
 
 
+def _top_k_by_groups(
+    logits: torch.Tensor, k: int, num_groups: int, vocab_start: int
+) -> torch.Tensor:
+    """What `local_top_k` returns, for at most `_GROUP` tokens."""
+    num_rows, shard_size = logits.shape
+    block_groups = _BLOCK_VOCAB // _GROUP
+    num_blocks = triton.cdiv(num_groups, block_groups)
+    maxima = logits.new_empty(num_rows, num_groups, dtype=torch.float32)
+    log_z = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
+    packed = logits.new_empty(num_rows, 2 * k + 1, dtype=torch.float32)
+    _group_maxima_kernel[(num_rows, num_blocks)](
+        logits,
+        logits.stride(0),
+        maxima,
+        log_z,
+        shard_size,
+        num_groups,
+        num_blocks,
+        GROUP=_GROUP,
+        BLOCK_GROUPS=block_groups,
+        num_warps=4,
+    )
+    _top_k_of_groups_kernel[(num_rows,)](
+        logits,
+        logits.stride(0),
+        maxima,
+        log_z,
+        packed,
+        shard_size,
+        vocab_start,
+        num_groups,
+        num_blocks,
+        K=k,
+        BLOCK_K=_block_of(k),
+        GROUP=_GROUP,
+        BLOCK_GROUPS=triton.next_power_of_2(num_groups),
+        BLOCK_BLOCKS=triton.next_power_of_2(num_blocks),
+        num_warps=8,
+    )
+    return packed
+
+
 def _launch_merge(
     packed: torch.Tensor,
     k: int,
@@ -188,7 +328,7 @@ def _launch_merge(
     merged: torch.Tensor | None,
 ) -> None:
     num_rows, num_shards, _ = packed.shape
-    block_k = triton.next_power_of_2(k)
+    block_k = _block_of(k)
     # Small k leaves most of a warp idle, so a program takes several rows.
     block_rows = max(1, 64 // block_k)
     _merge_top_k_kernel[(triton.cdiv(num_rows, block_rows),)](
@@ -234,6 +374,9 @@ def local_top_k(
     _check_k(k)
     if logits.device.type == "cpu" and not use_kernel:
         return local_top_k_reference(logits, k, vocab_start)
+    num_groups = triton.cdiv(logits.shape[1], _GROUP)
+    if k <= _GROUP < num_groups <= _MAX_GROUPS:
+        return _top_k_by_groups(logits, k, num_groups, vocab_start)
     packed = _summarise_blocks(logits, k, vocab_start)
     if packed.shape[1] == 1:
         return packed[:, 0]
@@ -284,5 +427,5 @@ def top_k_log_probs(
     _check_k(k)
     if logits.device.type == "cpu" and not use_kernel:
         return top_k_log_probs_reference(logits, k, token_map)
-    packed = _summarise_blocks(logits, k, vocab_start=0)
-    return merge_top_k(packed, k, token_map, use_kernel=use_kernel)
+    packed = local_top_k(logits, k, 0, use_kernel=use_kernel)
+    return merge_top_k(packed[:, None], k, token_map, use_kernel=use_kernel)

@@ -11,11 +11,16 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _merge_tree_attention_kernel(
-    # [num_tokens, num_heads, head_size], holds the attention over the prefix
+    # [num_tokens, num_heads, head_size]
     out_ptr,
     out_stride,
-    # [num_heads, num_tokens], natural logarithm
+    # [NUM_PARTS, num_tokens, num_heads, head_size], the first may be `out`
+    prefix_ptr,
+    prefix_part_stride,
+    prefix_stride,
+    # [NUM_PARTS, num_heads, num_tokens], natural logarithm
     prefix_lse_ptr,
+    prefix_lse_part_stride,
     prefix_lse_stride,
     # [num_tokens, num_heads, head_size]
     query_ptr,
@@ -38,6 +43,8 @@ def _merge_tree_attention_kernel(
     BLOCK_HEAD: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_WORDS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -63,18 +70,38 @@ def _merge_tree_attention_kernel(
         query_ptr + tokens[:, None] * query_stride + place, mask=tile, other=0.0
     )
 
-    # The prefix opens the running softmax; without one it weighs nothing.
-    lse = tl.load(
-        prefix_lse_ptr + heads.to(tl.int64) * prefix_lse_stride + tokens,
-        mask=is_row,
-        other=float("-inf"),
-    )
-    has_prefix = lse > float("-inf")
-    top = tl.where(has_prefix, lse * _LOG2E, float("-inf"))
-    total = tl.where(has_prefix, 1.0, 0.0)
-    out_ptrs = out_ptr + tokens[:, None] * out_stride + place
-    prefix = tl.load(out_ptrs, mask=tile & has_prefix[:, None], other=0.0)
-    acc = prefix.to(tl.float32)
+    # The parts of the prefix open the running softmax. They are loaded together: one
+    # wait for memory, whatever their number.
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_HEAD], tl.float32)
+    for first in range(0, NUM_PARTS, BLOCK_PARTS):
+        parts = first + tl.arange(0, BLOCK_PARTS)
+        lse = tl.load(
+            prefix_lse_ptr
+            + parts[:, None] * prefix_lse_part_stride
+            + (heads.to(tl.int64) * prefix_lse_stride + tokens)[None, :],
+            mask=(parts < NUM_PARTS)[:, None] & is_row[None, :],
+            other=float("-inf"),
+        )
+        lse *= _LOG2E
+        # A part without keys weighs nothing and may hold anything.
+        prefix = tl.load(
+            prefix_ptr
+            + parts[:, None, None] * prefix_part_stride
+            + (tokens[:, None] * prefix_stride + place)[None, :, :],
+            mask=(lse > float("-inf"))[:, :, None] & in_head[None, None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lse, axis=0))
+        # A row that has seen nothing yet keeps a finite difference.
+        shift = tl.where(new_top > float("-inf"), new_top, 0.0)
+        weights = tl.exp2(lse - shift[None, :])
+        rescale = tl.exp2(top - shift)
+        total = total * rescale + tl.sum(weights, axis=0)
+        acc = acc * rescale[:, None]
+        acc += tl.sum(weights[:, :, None] * prefix.to(tl.float32), axis=0)
+        top = new_top
 
     # Parents come before children, so no row sees one after it.
     for first in range(0, tl.minimum(last_row + 1, num_rows), BLOCK_N):
@@ -109,7 +136,6 @@ def _merge_tree_attention_kernel(
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         scores = tl.where(visible, scores * (scale * _LOG2E), float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
-        # A row that has seen nothing yet keeps a finite difference.
         shift = tl.where(new_top > float("-inf"), new_top, 0.0)
         weights = tl.exp2(scores - shift[:, None])
         rescale = tl.exp2(top - shift)
@@ -119,13 +145,20 @@ def _merge_tree_attention_kernel(
         top = new_top
     # Rows past the end have seen nothing and are not stored.
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=tile)
+    tl.store(
+        out_ptr + tokens[:, None] * out_stride + place,
+        acc.to(out_ptr.dtype.element_ty),
+        mask=tile,
+    )
 
 
 def merge_tree_attention(
-    # [num_tokens, num_heads, head_size], rewritten: attention over the prefix -> all
+    # [num_tokens, num_heads, head_size], written
     out: torch.Tensor,
-    # [num_heads, num_tokens] float32, natural logarithm, -inf without a prefix
+    # [num_parts, num_tokens, num_heads, head_size], the first part may be `out` itself
+    prefix: torch.Tensor,
+    # [num_parts, num_heads, num_tokens] float32, natural logarithm, -inf where a part
+    # has no keys
     prefix_lse: torch.Tensor,
     # [num_tokens, num_heads, head_size]
     query: torch.Tensor,
@@ -144,16 +177,18 @@ def merge_tree_attention(
     *,
     use_kernel: bool = False,
 ) -> None:
-    """Add the attention among a request's query rows to that over its prefix.
+    """Join the attention among a request's query rows with that over its prefix.
 
-    Row i of a tree request sees the rows of its ancestor mask, row i of a causal one
-    the rows [0, i]. The heads of a token must be contiguous.
+    The prefix comes in one or more parts, each with the logarithm of its softmax's
+    denominator. Row i of a tree request sees the query rows of its ancestor mask, row i
+    of a causal one the rows [0, i]. The heads of a token must be contiguous.
     No host sync; safe under CUDA graph capture. CPU tensors take the reference unless
     `use_kernel`.
     """
     if not (use_kernel or out.is_cuda):
         reference.merge_tree_attention(
             out,
+            prefix,
             prefix_lse,
             query,
             key,
@@ -165,21 +200,31 @@ def merge_tree_attention(
         )
         return
     num_heads, head_size = query.shape[1:]
-    for tensor in (out, query, key, value):
+    for tensor in (out, prefix[0], query, key, value):
         assert tensor.stride()[1:] == (head_size, 1)
     num_kv_heads = key.shape[1]
     group = num_heads // num_kv_heads
-    # A tile of 64 rows of the largest heads would spill registers.
-    tile = 64 if head_size <= 128 else 32
-    block_m = min(tile, max(16, triton.next_power_of_2(max_query_len * group)))
-    num_blocks = triton.cdiv(max_query_len * group, block_m)
+    num_parts = prefix.shape[0]
+    block_head = triton.next_power_of_2(head_size)
+    # Small tiles while a batch of few requests must fill the device, larger ones when
+    # reading the same keys again costs more.
+    pairs = max_query_len * group
+    num_tiles = (query_start_loc.shape[0] - 1) * num_kv_heads * triton.cdiv(pairs, 16)
+    block_m = 16 if num_tiles <= 256 else 32
+    if num_tiles > 512 and head_size <= 128:
+        block_m = 64
+    num_blocks = triton.cdiv(pairs, block_m)
     _merge_tree_attention_kernel[
         (query_start_loc.shape[0] - 1, num_kv_heads, num_blocks)
     ](
         out,
         out.stride(0),
+        prefix,
+        prefix.stride(0),
+        prefix.stride(1),
         prefix_lse,
         prefix_lse.stride(0),
+        prefix_lse.stride(1),
         query,
         query.stride(0),
         key,
@@ -192,10 +237,12 @@ def merge_tree_attention(
         ancestors.stride(0),
         scale,
         HEAD_SIZE=head_size,
-        BLOCK_HEAD=triton.next_power_of_2(head_size),
+        BLOCK_HEAD=block_head,
         GROUP=group,
         NUM_WORDS=ancestors.shape[2],
+        NUM_PARTS=num_parts,
+        BLOCK_PARTS=min(triton.next_power_of_2(num_parts), 1024 // block_head),
         BLOCK_M=block_m,
         BLOCK_N=32,
-        num_warps=4 if head_size <= 64 else 8,
+        num_warps=4 if block_m == 32 and head_size <= 128 else 8,
     )

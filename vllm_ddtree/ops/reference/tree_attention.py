@@ -44,6 +44,7 @@ def tree_attention(
 
 def merge_tree_attention(
     out: torch.Tensor,
+    prefix: torch.Tensor,
     prefix_lse: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -53,12 +54,12 @@ def merge_tree_attention(
     ancestors: torch.Tensor,
     scale: float,
 ) -> None:
-    """Add the attention among a request's query rows to that over its prefix.
+    """Join the attention among a request's query rows with that over its prefix.
 
-    `out` comes with the attention over the prefix alone and `prefix_lse` with the
-    logarithm of its softmax's denominator. The whole softmax is the two parts'
-    average weighted by their denominators:
-    out = (exp(lse_p) out_p + exp(lse_r) out_r) / (exp(lse_p) + exp(lse_r)).
+    Every part of the prefix, and the query rows as one more, comes with its own softmax
+    and the logarithm of that softmax's denominator. The whole softmax is the average of
+    the parts weighted by their denominators:
+    out = sum_p exp(lse_p) out_p / sum_p exp(lse_p).
     """
     starts = query_start_loc.tolist()
     group = query.shape[1] // key.shape[1]
@@ -79,9 +80,13 @@ def merge_tree_attention(
         scores = scores.masked_fill(~visible, -torch.inf)
         lse = scores.logsumexp(dim=-1)
         among = scores.softmax(dim=-1) @ values
-        share = torch.sigmoid(prefix_lse[:, begin:end] - lse)[..., None]
-        prefix = torch.where(share > 0, out[begin:end].float().transpose(0, 1), 0.0)
-        merged = share * prefix + (1 - share) * among
+        weights = torch.cat([prefix_lse[:, :, begin:end], lse[None]]).softmax(dim=0)
+        attended = torch.cat(
+            [prefix[:, begin:end].float().transpose(1, 2), among[None]]
+        )
+        # A part without keys may hold anything.
+        attended = torch.where(weights[..., None] > 0, attended, 0.0)
+        merged = (weights[..., None] * attended).sum(dim=0)
         out[begin:end] = merged.transpose(0, 1).to(out.dtype)
 
 
