@@ -19,8 +19,9 @@ from vllm_ddtree.measure import capture_sizes
 
 BUDGET = 31
 NUM_STEPS = 3
-# Largest difference of a log-probability that counts.
-TOLERANCE = {"bfloat16": 0.15, "float32": 1e-3}
+# Largest difference of a log-probability that counts. Logits of these models reach 32,
+# where bfloat16 has steps of 1/8.
+TOLERANCE = {"bfloat16": 0.3, "float32": 1e-3}
 # Log-probabilities below it are noise of the smallest logits.
 MIN_LOGPROB = -8.0
 

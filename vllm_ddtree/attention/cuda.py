@@ -152,21 +152,25 @@ class CUDATreeAttentionMetadataBuilder(FlashAttentionMetadataBuilder):
             state=self.tree_state,
             is_parted=False,
         )
+        # As vLLM does: an upper bound in graphs only, a schedule everywhere.
         is_graph = (
             self.use_full_cuda_graph
             and self.max_cudagraph_size is not None
             and common.num_actual_tokens <= self.max_cudagraph_size
         )
+        aot_schedule = self.aot_schedule and not envs.VLLM_BATCH_INVARIANT
         num_parts = 1
-        if num_reqs == 1 and self.aot_schedule and not envs.VLLM_BATCH_INVARIANT:
+        if num_reqs == 1 and aot_schedule:
             rows_per_head = rows.max_query_len * self.num_heads_q // self.num_heads_kv
             num_parts = num_prefix_parts(rows_per_head, self.num_heads_kv, self.num_sms)
         if num_parts > 1:
             self._part_prefix(rows, num_parts)
+        elif envs.VLLM_BATCH_INVARIANT:
+            rows.max_num_splits = 1
         elif is_graph:
             rows.max_num_splits = self.max_num_splits
         scheduler_metadata = self._get_scheduler_metadata(
-            aot_schedule=self.aot_schedule and is_graph,
+            aot_schedule=aot_schedule,
             batch_size=rows.prefix_lens.shape[0],
             cu_query_lens=None if rows.is_parted else starts,
             max_query_len=rows.max_query_len,
