@@ -201,7 +201,8 @@ class DDTreeSpeculator(DFlashSpeculator):
         # bonus token make d + 1 more tokens.
         seq_lens = self.sample_pos[: num_reqs * self.num_speculative_steps]
         seq_lens = seq_lens[:: self.num_speculative_steps]
-        max_depth = state.max_seq_len.gpu[known] - seq_lens - 1
+        max_rank, max_seq_len = state.limits[:, known]
+        max_depth = max_seq_len - seq_lens - 1
         build_tree(
             tokens,
             log_probs,
@@ -209,7 +210,7 @@ class DDTreeSpeculator(DFlashSpeculator):
             slots,
             self.max_nodes[:num_reqs],
             max_depth.clamp(min=0).int(),
-            state.max_rank.gpu[known],
+            max_rank,
             self.keep_spine,
         )
         compute_ancestors(state.tree, slots)

@@ -62,10 +62,11 @@ class TreeState:
         self.tree_slots = torch.full(
             (max_num_reqs,), -1, dtype=torch.int32, device=device
         )
-        # [max_num_reqs] by slot: 1 makes the request's tree a chain.
-        self.max_rank = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
-        # [max_num_reqs] by slot: length at which the request ends at the latest.
-        self.max_seq_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32)
+        # [2, max_num_reqs] by slot; graphs read the device's copy, since vLLM's buffers
+        # in host memory take turns. Highest rank of a node, 1 makes the tree a chain,
+        # and the length at which the request ends at the latest.
+        self._limits = UvaBackedTensor((2, max_num_reqs), dtype=torch.int32)
+        self.limits = torch.zeros((2, max_num_reqs), dtype=torch.int32, device=device)
         self.stop_tokens = StopTokens(max_num_reqs, device)
         # [max_num_reqs] by slot: sampling needs whole rows of logits.
         self.needs_rows: np.ndarray = np.zeros(max_num_reqs, dtype=bool)
@@ -77,21 +78,20 @@ class TreeState:
         self, req_state_idx: int, params: SamplingParams | None, max_seq_len: int
     ) -> None:
         """Give a slot to a new request; its tree is a bare root until it drafts."""
-        self.max_seq_len.np[req_state_idx] = max_seq_len
         self.stop_tokens.add_request(req_state_idx, params)
         reason = None
         if params is not None:
             reason = chain_reason(params, self.has_custom_processors)
         if reason is not None:
             self.chain_requests.add(reason)
-        self.max_rank.np[req_state_idx] = MAX_BUDGET if reason is None else 1
+        max_rank = MAX_BUDGET if reason is None else 1
+        self._limits.np[:, req_state_idx] = max_rank, max_seq_len
         self.needs_rows[req_state_idx] = reason is not None or (
             params is not None and needs_whole_rows(params)
         )
 
     def apply_staged_writes(self) -> None:
-        self.max_rank.copy_to_uva()
-        self.max_seq_len.copy_to_uva()
+        self.limits.copy_(self._limits.copy_to_uva(), non_blocking=True)
         self.stop_tokens.apply_staged_writes()
 
 

@@ -36,7 +36,7 @@ from vllm_ddtree.state import TreeState
 
 # Query rows of all heads of a KV head, and keys, in a tile of FlashAttention 3.
 _TILE = 128
-_MAX_PARTS = 16
+_MAX_PARTS = 8
 
 
 class CUDATreeAttentionBackend(FlashAttentionBackend):

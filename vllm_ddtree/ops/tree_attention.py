@@ -70,38 +70,34 @@ def _merge_tree_attention_kernel(
         query_ptr + tokens[:, None] * query_stride + place, mask=tile, other=0.0
     )
 
-    # The parts of the prefix open the running softmax. They are loaded together: one
-    # wait for memory, whatever their number.
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    # The parts of the prefix open the running softmax; one without keys weighs nothing
+    # and may hold anything.
+    parts = tl.arange(0, BLOCK_PARTS)
+    lse = tl.load(
+        prefix_lse_ptr
+        + parts[None, :] * prefix_lse_part_stride
+        + heads[:, None].to(tl.int64) * prefix_lse_stride
+        + tokens[:, None],
+        mask=is_row[:, None] & (parts < NUM_PARTS)[None, :],
+        other=float("-inf"),
+    )
+    lse *= _LOG2E
+    top = tl.max(lse, axis=1)
+    shift = tl.where(top > float("-inf"), top, 0.0)
+    part_weights = tl.exp2(lse - shift[:, None])
+    total = tl.sum(part_weights, axis=1)
     acc = tl.zeros([BLOCK_M, BLOCK_HEAD], tl.float32)
-    for first in range(0, NUM_PARTS, BLOCK_PARTS):
-        parts = first + tl.arange(0, BLOCK_PARTS)
-        lse = tl.load(
-            prefix_lse_ptr
-            + parts[:, None] * prefix_lse_part_stride
-            + (heads.to(tl.int64) * prefix_lse_stride + tokens)[None, :],
-            mask=(parts < NUM_PARTS)[:, None] & is_row[None, :],
-            other=float("-inf"),
-        )
-        lse *= _LOG2E
-        # A part without keys weighs nothing and may hold anything.
+    for part in tl.range(0, NUM_PARTS, loop_unroll_factor=8):
+        weight = tl.sum(tl.where(parts == part, part_weights, 0.0), axis=1)
         prefix = tl.load(
             prefix_ptr
-            + parts[:, None, None] * prefix_part_stride
-            + (tokens[:, None] * prefix_stride + place)[None, :, :],
-            mask=(lse > float("-inf"))[:, :, None] & in_head[None, None, :],
+            + part * prefix_part_stride
+            + tokens[:, None] * prefix_stride
+            + place,
+            mask=tile & (weight > 0)[:, None],
             other=0.0,
         )
-        new_top = tl.maximum(top, tl.max(lse, axis=0))
-        # A row that has seen nothing yet keeps a finite difference.
-        shift = tl.where(new_top > float("-inf"), new_top, 0.0)
-        weights = tl.exp2(lse - shift[None, :])
-        rescale = tl.exp2(top - shift)
-        total = total * rescale + tl.sum(weights, axis=0)
-        acc = acc * rescale[:, None]
-        acc += tl.sum(weights[:, :, None] * prefix.to(tl.float32), axis=0)
-        top = new_top
+        acc += weight[:, None] * prefix.to(tl.float32)
 
     # Parents come before children, so no row sees one after it.
     for first in range(0, tl.minimum(last_row + 1, num_rows), BLOCK_N):
@@ -136,6 +132,7 @@ def _merge_tree_attention_kernel(
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         scores = tl.where(visible, scores * (scale * _LOG2E), float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
+        # A row that has seen nothing yet keeps a finite difference.
         shift = tl.where(new_top > float("-inf"), new_top, 0.0)
         weights = tl.exp2(scores - shift[:, None])
         rescale = tl.exp2(top - shift)
@@ -241,8 +238,8 @@ def merge_tree_attention(
         GROUP=group,
         NUM_WORDS=ancestors.shape[2],
         NUM_PARTS=num_parts,
-        BLOCK_PARTS=min(triton.next_power_of_2(num_parts), 1024 // block_head),
+        BLOCK_PARTS=triton.next_power_of_2(num_parts),
         BLOCK_M=block_m,
-        BLOCK_N=32,
+        BLOCK_N=64 if block_m == 16 and head_size <= 128 else 32,
         num_warps=4 if block_m == 32 and head_size <= 128 else 8,
     )
