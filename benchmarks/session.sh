@@ -21,13 +21,13 @@ STAGE_LIMIT_S=${STAGE_LIMIT_S:-590}
 export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
 export VLLM_NO_USAGE_STATS=1 PYTHONUNBUFFERED=1
 
-# name | expected minutes, a guess until a first session has been timed | command
+# name | expected minutes, for the stages that have run on an H200 with 16 cores as it took
+# there, for others a guess | command.
 STAGES=(
-  "test-ops|5|DDTREE_EXAMPLES=2000 $PYTHON -m pytest -q -m gpu tests/ops"
-  "test-attention|3|$PYTHON -m pytest -q -s tests/gpu/test_attention.py"
+  "test-stress|3|$PYTHON -m pytest -q -s tests/gpu/test_stress.py"
+  "test-gpu|3|ls tests/gpu/test_*.py | grep -v stress | xargs -P 8 -n 1 $PYTHON -m pytest -q -s -p no:cacheprovider"
+  "test-ops|5|export DDTREE_EXAMPLES=2000; ls tests/ops/test_*.py | grep -v compile | xargs -P 14 -n 1 $PYTHON -m pytest -q -m gpu -p no:cacheprovider"
   "ops|3|$PYTHON -m benchmarks.ops --out OUT"
-  "test-engine|8|$PYTHON -m pytest -q -s tests/gpu/test_tokens.py tests/gpu/test_node_logits.py"
-  "test-no-sync|4|$PYTHON -m pytest -q tests/gpu/test_no_sync.py"
   "steps-8b-512|7|$PYTHON -m benchmarks.engine steps --contexts 512 --batch-sizes 1 8 --budgets 63 127 --out OUT --name steps-8b-512"
   "profile-8b|7|$PYTHON -m benchmarks.engine profile --budgets 63 --out OUT --name profile-8b"
   "attention-1|5|$PYTHON -m benchmarks.attention --batch-sizes 1 --out OUT --name attention-1"
@@ -41,7 +41,7 @@ STAGES=(
   "pair-greedy|9|$PYTHON -m benchmarks.engine pair --model $MODEL --draft $DRAFT --temperatures 0 --out OUT --name pair-greedy"
   "pair-sampled|9|$PYTHON -m benchmarks.engine pair --model $MODEL --draft $DRAFT --temperatures 1 --out OUT --name pair-sampled"
   "tune|9|$PYTHON -m vllm_ddtree.tune $MODEL $DRAFT --batch-sizes 1 4 16 64 --prompts benchmarks/prompts/humaneval.jsonl --json OUT/tune.json --plot OUT/tune.png --engine-args '{\"compilation_config\": {\"mode\": 0, \"cudagraph_mode\": \"FULL_DECODE_ONLY\"}}'"
-  "test-ops-all|10|$PYTHON -m pytest -q -m gpu tests/ops"
+  "test-ops-all|10|ls tests/ops/test_*.py | grep -v compile | xargs -P 14 -n 1 $PYTHON -m pytest -q -m gpu -p no:cacheprovider"
 )
 
 if [[ ${1:-} == --list ]]; then
