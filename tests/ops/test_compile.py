@@ -20,4 +20,4 @@ def test_every_kernel_compiles_without_large_spills(capability):
     kernels = re.findall(r"^_\w+_kernel", done.stdout, flags=re.MULTILINE)
     assert len(set(kernels)) == 20, done.stdout
     spills = re.findall(r"(\d+) bytes spill stores", done.stdout)
-    assert max(map(int, spills)) <= 16, done.stdout
+    assert max(map(int, spills)) <= 32, done.stdout
