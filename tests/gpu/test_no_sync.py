@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shared_device import SHARED_DEVICE
 
 pytestmark = pytest.mark.gpu
 
@@ -60,9 +61,7 @@ def run_child(
             "max_model_len": 1024,
             "max_num_seqs": 4,
             "max_num_batched_tokens": 1024,
-            "gpu_memory_utilization": 0.1,
-            # Tests may share the device, which profiling cannot.
-            "kv_cache_memory_bytes": 1 << 30,
+            **SHARED_DEVICE,
             "enforce_eager": eager,
             "speculative_config": {
                 "method": "ddtree",

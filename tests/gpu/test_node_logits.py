@@ -13,6 +13,7 @@ import pytest
 import torch
 from engines import EngineConfig, ddtree, engine, generate
 from prompts import random_prompts
+from shared_device import SHARED_DEVICE
 from vllm import SamplingParams
 
 from vllm_ddtree.measure import capture_sizes
@@ -30,9 +31,7 @@ def options_for(dtype: str) -> dict[str, Any]:
     options: dict[str, Any] = {"dtype": dtype, "max_logprobs": -1}
     if dtype == "bfloat16":
         options |= {
-            "gpu_memory_utilization": 0.1,
-            # Tests may share the device, which profiling cannot.
-            "kv_cache_memory_bytes": 1 << 30,
+            **SHARED_DEVICE,
             "num_gpu_blocks_override": 1024,
             "enforce_eager": False,
             "compilation_config": {
@@ -145,8 +144,7 @@ def plain_logprobs(
     options = {"dtype": dtype, "max_logprobs": -1}
     if dtype == "bfloat16":
         options |= {
-            "gpu_memory_utilization": 0.1,
-            "kv_cache_memory_bytes": 1 << 30,
+            **SHARED_DEVICE,
             "num_gpu_blocks_override": 4096,
         }
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)

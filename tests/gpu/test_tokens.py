@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from engines import EngineConfig, ddtree, dflash, engine, generate, token_ids
 from prompts import random_prompts
+from shared_device import SHARED_DEVICE
 from ties import assert_ties_only, find_divergences
 from vllm import SamplingParams
 
@@ -22,9 +23,7 @@ EAGER: Mapping[str, Any] = {
     "dtype": "bfloat16",
     "max_num_seqs": 8,
     "max_num_batched_tokens": 1024,
-    "gpu_memory_utilization": 0.1,
-    # Tests may share the device, which profiling cannot.
-    "kv_cache_memory_bytes": 1 << 30,
+    **SHARED_DEVICE,
     "num_gpu_blocks_override": 1024,
 }
 

@@ -54,6 +54,14 @@ def _log_sum_exp(x):
 
 
 @triton.jit
+def _load_logits(ptrs, mask):
+    # NaN counts as -inf, and -0 equals 0 in a key.
+    logits = tl.load(ptrs, mask=mask, other=float("-inf")).to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    return tl.where(logits == 0.0, 0.0, logits)
+
+
+@triton.jit
 def _local_top_k_kernel(
     # [num_rows, shard_size]
     logits_ptr,
@@ -74,13 +82,9 @@ def _local_top_k_kernel(
     cols = block_idx * BLOCK_VOCAB + tl.arange(0, BLOCK_VOCAB)
     in_shard = (cols < shard_size)[None, :]
     mask = (rows < num_rows)[:, None] & in_shard
-    logits = tl.load(
-        logits_ptr + rows[:, None] * logits_stride + cols[None, :],
-        mask=mask,
-        other=float("-inf"),
-    ).to(tl.float32)
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    logits = tl.where(logits == 0.0, 0.0, logits)
+    logits = _load_logits(
+        logits_ptr + rows[:, None] * logits_stride + cols[None, :], mask
+    )
     token_ids = tl.where(in_shard, vocab_start + cols[None, :], -1)
     top = tl.topk(_make_key(logits, token_ids), BLOCK_K)
 
@@ -92,13 +96,6 @@ def _local_top_k_kernel(
     tl.store(packed_ptr + K + ranks, ids, mask=mask)
     log_z = _log_sum_exp(logits)[:, None]
     tl.store(packed_ptr + 2 * K, log_z, mask=(rows < num_rows)[:, None])
-
-
-@triton.jit
-def _load_logits(ptrs, mask):
-    logits = tl.load(ptrs, mask=mask, other=float("-inf")).to(tl.float32)
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    return tl.where(logits == 0.0, 0.0, logits)
 
 
 @triton.jit
